@@ -1,0 +1,1 @@
+"""Attention kernels, importable as `kvtool.kernels`."""

@@ -1,0 +1,1 @@
+"""Device cards: one YAML file per device, read through `kvtool.device`."""

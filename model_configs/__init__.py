@@ -1,0 +1,1 @@
+"""Model cards: one YAML file per model, read through `kvtool.catalog`."""
