@@ -1,0 +1,1 @@
+"""What a model is: `spec`, and the readers that make one from published configurations."""
