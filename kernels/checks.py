@@ -1,7 +1,7 @@
 """The signature that all kernels share, and the checks before anything is launched.
 
 `check` is the contract: its arguments are those of every `attention` and `plan`. It looks at
-shapes, strides, dtypes and devices, which costs nothing; `read_lengths` looks at values, which
+shapes, strides, dtypes and devices, which costs nothing; `host_plan` looks at values, which
 needs them on the host, and is left to the plan.
 """
 
@@ -170,10 +170,8 @@ def check(
     return call
 
 
-def read_lengths(
-    call: Call,
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[Document, ...], ...]]:
-    """`kv_lens`, `q_lens` and the documents of each sequence, read on the host and checked.
+def host_plan(call: Call, path: str, variant: str | None = None) -> Plan:
+    """Lengths and documents of a batch, read on the host and checked; no tables yet.
 
     Raises ShapeError when a length exceeds what its tensor holds, or when document lengths do
     not add up to `kv_lens`.
@@ -204,7 +202,11 @@ def read_lengths(
             )
     if call.block_table is not None:
         _check_blocks(call, documents)
-    return kv_lens, q_lens, documents
+    q_starts = tuple(
+        docs[-1].offset + docs[-1].length - queries
+        for docs, queries in zip(documents, q_lens, strict=True)
+    )
+    return Plan(path, variant, kv_lens, q_lens, q_starts, documents)
 
 
 def _documents(call: Call, kv_lens: tuple[int, ...]) -> list[tuple[Document, ...]]:
@@ -345,6 +347,8 @@ def _check_values(call: Call) -> None:
             f"window {call.window} with causal={call.causal}",
             "a window counts at least one token, the query's own, and needs causal=True",
         )
+    if call.sm_scale <= 0:
+        raise UsageError(f"sm_scale is {call.sm_scale}", "the scale of the scores is positive")
     if call.path is not None and call.path not in PATHS:
         raise UsageError(f"no path named '{call.path}'", f"paths: {', '.join(PATHS)}")
     if call.rope is not None:

@@ -28,7 +28,8 @@ class Plan:
     """The host's view of one batch.
 
     path: "triton" or "torch", the code that will run.  variant: of the kernel, by name, or None.
-    kv_lens, q_lens: tokens per sequence.  documents: per sequence, in order of their rows.
+    kv_lens, q_lens: tokens per sequence.  q_starts: the position of each first query; queries
+    are the last tokens of their sequence.  documents: per sequence, in order of their rows.
     tables: what the path keeps on the device.
     """
 
@@ -36,10 +37,6 @@ class Plan:
     variant: str | None
     kv_lens: tuple[int, ...]
     q_lens: tuple[int, ...]
+    q_starts: tuple[int, ...]
     documents: tuple[tuple[Document, ...], ...]
     tables: Any = None
-
-    def query_start(self, sequence: int) -> int:
-        """The position of the first query of a sequence: queries are its last tokens."""
-        last = self.documents[sequence][-1]
-        return last.offset + last.length - self.q_lens[sequence]

@@ -12,7 +12,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from kvtool.kernels.checks import Call, Options, check, read_lengths
+from kvtool.kernels.checks import Call, Options, check, host_plan
 from kvtool.kernels.plan import Plan
 from kvtool.kernels.rope import rotate
 
@@ -37,7 +37,7 @@ def plan(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[Options]) -> Plan:
 
 
 def _plan(call: Call) -> Plan:
-    return Plan("torch", None, *read_lengths(call))
+    return host_plan(call, "torch")
 
 
 def key_rows(call: Call, cache: Tensor, plan: Plan, b: int) -> Tensor:
@@ -79,7 +79,7 @@ def _sequence(call: Call, plan: Plan, b: int) -> Tensor:
     q = call.q[b, : plan.q_lens[b]].double()
     k = scaled(key_rows(call, call.k, plan, b), call.k_scale)
     v = scaled(key_rows(call, call.v, plan, b), call.v_scale)
-    start = plan.query_start(b)
+    start = plan.q_starts[b]
     q_pos = torch.arange(start, start + len(q), device=q.device)
     k_pos = key_positions(plan, b, q.device)
     if call.rope is not None:

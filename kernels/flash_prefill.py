@@ -1,0 +1,181 @@
+"""Prefill in Triton: one program per tile of query rows, over the documents of its sequence.
+
+The query heads of a key/value head are packed into the rows of a tile (row = token * G + head),
+so a key tile that was loaded, or turned, serves the whole group. Tiles that every row sees whole
+take a loop without masks; the diagonal and the tail take a masked one. A plain sequence is one
+document at offset 0 and is compiled without the loop over documents. Lazy: documents outside,
+tiles inside; the query is turned once per document from its untouched self in float32, or each
+key tile by its document's row. Source: FlashAttention-2, arXiv 2307.08691; LazyAttention, arXiv
+2606.04302, section 3.1 and appendix.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvtool.kernels.checks import Call
+from kvtool.kernels.launch import Tables, common_arguments, padded_dim
+from kvtool.kernels.plan import Plan
+from kvtool.kernels.tiles import attend, finish, partner_of, turned
+
+CONFIGS = {
+    16: (64, 64, 2, 4),
+    32: (64, 64, 2, 4),
+    64: (128, 128, 3, 8),
+    128: (128, 128, 2, 8),
+    256: (128, 64, 2, 8),
+}
+"""BLOCK_M, BLOCK_N, stages, warps per padded head_dim, for 16-bit queries."""
+FLOAT32_CONFIG = (64, 32, 1, 4)
+"""float32 products run without matrix units, whatever the head_dim."""
+
+
+def config(call: Call) -> tuple[int, int, int, int]:
+    """Tile sizes, stages and warps for a call."""
+    if call.q.dtype == torch.float32:
+        return FLOAT32_CONFIG
+    return CONFIGS[padded_dim(call.head_dim)]
+
+
+@triton.jit
+def prefill_kernel(
+    q_ptr, k_src, v_src, o_ptr, lse_ptr, table_ptr, items_ptr, segments_ptr,
+    query_rows_ptr, doc_rows_ptr, key_rows_ptr, slopes_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr,
+    scale, v_scale, window, max_queries, max_blocks,
+    stride_qb, stride_qt, stride_qh, stride_ob, stride_ot, stride_oh,
+    stride_kb, stride_kn, stride_kh,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FACTOR: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
+    HEAD_SCALES: tl.constexpr, DOCUMENTS: tl.constexpr, QUERY_TURN: tl.constexpr,
+    KEY_TURN: tl.constexpr, LSE: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Writes o, and the log-sum-exp of each row if LSE, for one item of the work list."""
+    item = items_ptr + tl.program_id(0) * 8
+    b = tl.load(item)
+    hk = tl.load(item + 1)
+    first_row = tl.load(item + 2)
+    queries = tl.load(item + 3)
+    q_start = tl.load(item + 4)
+    row = first_row + tl.arange(0, BLOCK_M)
+    t = row // G
+    h = hk * G + row % G
+    live = t < queries
+    d = tl.arange(0, DP)
+    q_pos = q_start + t
+    pos_min = q_start + first_row // G
+    pos_max = q_start + tl.minimum((first_row + BLOCK_M - 1) // G, queries - 1)
+    q_at = (
+        q_ptr + b.to(tl.int64) * stride_qb + (t.to(tl.int64) * stride_qt + h * stride_qh)[:, None]
+    )
+    inside = live[:, None] & (d < D)[None, :]
+    scale_h = scale
+    v_scale_h = v_scale
+    if HEAD_SCALES:
+        scale_h = scale * tl.load(k_scale_ptr + hk)
+        v_scale_h = v_scale * tl.load(v_scale_ptr + hk)
+    slope = tl.zeros([BLOCK_M], tl.float32)
+    if ALIBI:
+        slope = tl.load(slopes_ptr + h) * 1.4426950408889634
+    sink = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        sink = tl.load(sinks_ptr + h) * 1.4426950408889634
+    if TMA:
+        k_head = k_src
+        v_head = v_src
+        table = table_ptr
+    elif BLOCK_SIZE == 0:
+        k_head = k_src + b.to(tl.int64) * stride_kb + hk * stride_kh
+        v_head = v_src + b.to(tl.int64) * stride_kb + hk * stride_kh
+        table = table_ptr
+    else:
+        k_head = k_src + hk * stride_kh
+        v_head = v_src + hk * stride_kh
+        table = table_ptr + b * max_blocks
+    acc = tl.zeros([BLOCK_M, DP], tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    first = tl.load(item + 5)
+    count = 1
+    if DOCUMENTS:
+        count = tl.load(item + 6)
+    else:
+        q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
+    for j in tl.range(0, count, num_stages=1):
+        segment = first + j
+        row0 = tl.load(segments_ptr + segment * 4)
+        length = tl.load(segments_ptr + segment * 4 + 1)
+        offset = tl.load(segments_ptr + segment * 4 + 2)
+        doc_c = tl.zeros([DP], tl.float32)
+        doc_s = tl.zeros([DP], tl.float32)
+        if DOCUMENTS:
+            q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
+        if QUERY_TURN:
+            doc_c = tl.load(doc_rows_ptr + segment * (2 * D) + d, mask=d < D, other=0.0)
+            doc_s = tl.load(doc_rows_ptr + segment * (2 * D) + D + d, mask=d < D, other=0.0)
+            rows = query_rows_ptr + (b * max_queries + t) * (2 * D)
+            pos_c = tl.load(rows[:, None] + d[None, :], mask=inside, other=0.0)
+            pos_s = tl.load(rows[:, None] + D + d[None, :], mask=inside, other=0.0)
+            if KEY_TURN == 1:
+                c = pos_c
+                s = pos_s
+            else:
+                c = pos_c * doc_c[None, :] + pos_s * doc_s[None, :]
+                s = pos_s * doc_c[None, :] - pos_c * doc_s[None, :]
+            other_d = partner_of(d, R, D, INTERLEAVED)
+            other = tl.load(q_at + other_d[None, :], mask=inside, other=0.0)
+            q = turned(q, other, c, s, FACTOR, R, d[None, :]).to(q_ptr.dtype.element_ty)
+        hi = length
+        full = length // BLOCK_N * BLOCK_N
+        lo = 0
+        if CAUSAL:
+            hi = tl.maximum(tl.minimum(length, pos_max + 1 - offset), 0)
+            full = tl.maximum(tl.minimum(length, pos_min + 1 - offset), 0) // BLOCK_N * BLOCK_N
+            if WINDOW:
+                lo = tl.maximum(pos_min - window + 1 - offset, 0) // BLOCK_N * BLOCK_N
+                full = lo
+        if not WINDOW:
+            acc, l_i, m_i = attend(
+                acc, l_i, m_i, q, k_head, v_head, table, key_rows_ptr, doc_c, doc_s,
+                b, hk, row0, lo, full, offset, q_pos, slope, window, scale_h, stride_kb, stride_kn,
+                D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, False, CAUSAL, WINDOW, ALIBI,
+                KEY_TURN, TMA, STAGES, PRECISION,
+            )  # fmt: skip
+        acc, l_i, m_i = attend(
+            acc, l_i, m_i, q, k_head, v_head, table, key_rows_ptr, doc_c, doc_s,
+            b, hk, row0, full, hi, offset, q_pos, slope, window, scale_h, stride_kb, stride_kn,
+            D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, True, CAUSAL, WINDOW, ALIBI,
+            KEY_TURN, TMA, STAGES, PRECISION,
+        )  # fmt: skip
+    o, lse = finish(acc, l_i, m_i, sink, v_scale_h, SINKS)
+    o_at = (
+        o_ptr + b.to(tl.int64) * stride_ob + (t.to(tl.int64) * stride_ot + h * stride_oh)[:, None]
+    )
+    tl.store(o_at + d[None, :], o.to(o_ptr.dtype.element_ty), mask=inside)
+    if LSE:
+        tl.store(lse_ptr + (b * max_queries + t) * H + h, lse, mask=live)
+
+
+def prefill(call: Call, plan: Plan, o: Tensor, lse: Tensor | None = None) -> None:
+    """Fills o: [B, T, H, D], and lse: [B, T, H] float32 (base 2) where given."""
+    tables: Tables = plan.tables
+    block_m, block_n, stages, warps = tables.config
+    arguments, tma = common_arguments(call, plan, o, block_n)
+    prefill_kernel[(tables.items.shape[0],)](
+        **arguments,
+        lse_ptr=o if lse is None else lse,
+        max_queries=call.query_tokens,
+        H=call.num_q_heads,
+        LSE=lse is not None,
+        TMA=tma,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        STAGES=stages,
+        num_warps=warps,
+        num_stages=stages,
+        enable_fp_fusion=True,
+    )

@@ -1,0 +1,84 @@
+"""Which code runs: Triton on CUDA devices, torch elsewhere; decode or prefill by shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from kvtool.errors import DeviceError, ShapeError
+from kvtool.kernels.checks import Call, host_plan
+from kvtool.kernels.plan import Plan
+from kvtool.kernels.tiled import tiled
+
+MAX_HEAD_DIM = 256
+"""Of the Triton kernels; the torch path takes any."""
+
+
+def make_plan(call: Call, variant: str | None) -> Plan:
+    """Lengths read and checked, the path chosen, its tables on the device of q.
+
+    Raises DeviceError where Triton cannot run, ShapeError for shapes its kernels do not take.
+    """
+    path = call.path or ("triton" if call.q.is_cuda and find_spec("triton") else "torch")
+    plan = host_plan(call, path, variant)
+    return plan if path == "torch" else replace(plan, tables=_triton_tables(call, plan))
+
+
+def run(call: Call, plan: Plan) -> Tensor:
+    """o: [B, T, H, D] in q.dtype, by the path of the plan."""
+    if plan.path == "torch":
+        return tiled(call, plan)
+    o = torch.empty_like(call.q) if call.out is None else call.out
+    if min(plan.q_lens) < call.query_tokens:
+        o.zero_()
+    if plan.tables.phase == "decode":
+        from kvtool.kernels.flash_decode import decode
+
+        decode(call, plan, o)
+    else:
+        from kvtool.kernels.flash_prefill import prefill
+
+        prefill(call, plan, o)
+    return o
+
+
+def _triton_tables(call: Call, plan: Plan) -> object:
+    from kvtool.kernels import flash_decode, flash_prefill
+    from kvtool.kernels.launch import check_cache
+    from kvtool.kernels.worklist import decode_tables, is_decode, prefill_tables
+
+    _check_device(call)
+    if call.head_dim > MAX_HEAD_DIM:
+        raise ShapeError(
+            f"head_dim {call.head_dim} is beyond the {MAX_HEAD_DIM} of the Triton kernels",
+            "pass path='torch'",
+        )
+    check_cache(call)
+    if is_decode(call):
+        return decode_tables(call, plan, flash_decode.config(call), _multiprocessors(call))
+    return prefill_tables(call, plan, flash_prefill.config(call))
+
+
+def _check_device(call: Call) -> None:
+    if find_spec("triton") is None:
+        raise DeviceError(
+            "path 'triton' needs Triton, which is not installed", "pip install triton"
+        )
+    import triton
+
+    if not call.q.is_cuda and not triton.knobs.runtime.interpret:
+        raise DeviceError(
+            f"path 'triton' cannot run on {call.q.device}",
+            "use a CUDA device, or path='torch', which runs anywhere",
+        )
+
+
+def _multiprocessors(call: Call) -> int:
+    from kvtool.kernels.worklist import INTERPRETER_SMS
+
+    if not call.q.is_cuda:
+        return INTERPRETER_SMS
+    return int(torch.cuda.get_device_properties(call.q.device).multi_processor_count)

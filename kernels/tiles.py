@@ -1,0 +1,158 @@
+"""The inner loop of flash and lazy attention in Triton: a tile of queries over a run of keys.
+
+Shared by prefill and decode. Base 2 throughout: scale already holds sm_scale * k_scale * log2(e),
+m_i is the running maximum of scaled scores and l_i the running sum of exp2(score - m_i).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def partner_of(d, R: tl.constexpr, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """For each dimension the other one of its rotary pair; R of D dimensions turn."""
+    if INTERLEAVED:
+        return tl.where(d < R, d ^ 1, d)
+    if R == D:
+        return (d + D // 2) % D
+    return tl.where(d < R // 2, d + R // 2, tl.where(d < R, d - R // 2, d))
+
+
+@triton.jit
+def turned(x, other, c, s, FACTOR: tl.constexpr, R: tl.constexpr, d):
+    """x turned by rotation rows (c, s), float32; its turning dimensions times FACTOR."""
+    y = x.to(tl.float32) * c + other.to(tl.float32) * s
+    if FACTOR != 1.0:
+        y = y * tl.where(d < R, FACTOR, 1.0)
+    return y
+
+
+@triton.jit
+def key_offsets(table_ptr, row, valid, stride_block, stride_row, BLOCK_SIZE: tl.constexpr):
+    """[BLOCK_N] int64 element offsets of key rows; BLOCK_SIZE 0 means contiguous rows."""
+    if BLOCK_SIZE == 0:
+        return row.to(tl.int64) * stride_row
+    block = tl.load(table_ptr + row // BLOCK_SIZE, mask=valid, other=0)
+    return block.to(tl.int64) * stride_block + (row % BLOCK_SIZE).to(tl.int64) * stride_row
+
+
+@triton.jit
+def attend(
+    acc,
+    l_i,
+    m_i,
+    q,
+    k_src,
+    v_src,
+    table_ptr,
+    key_rows_ptr,
+    doc_c,
+    doc_s,
+    b,
+    hk,
+    row0,
+    lo,
+    hi,
+    offset,
+    q_pos,
+    slope,
+    window,
+    scale,
+    stride_block,
+    stride_row,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    R: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ALIBI: tl.constexpr,
+    KEY_TURN: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """acc [M, DP], l_i and m_i [M] after tokens lo to hi - 1 of a document.
+
+    q: [M, DP].  row0, offset: the document's first key row and position.  q_pos: [M].
+    KEY_TURN: 0 keys are used as stored, 1 turned by the document's row (doc_c, doc_s), 2 by their
+    token's row in key_rows_ptr [2, max length, D].  Not MASKED promises that every query sees
+    every key and that hi - lo is a multiple of BLOCK_N.
+    """
+    d = tl.arange(0, DP)
+    dims = d < D
+    for i in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
+        n = i + tl.arange(0, BLOCK_N)
+        valid = n < hi
+        if TMA:
+            k = k_src.load([b, hk, row0 + i, 0]).reshape(BLOCK_N, DP)
+        else:
+            at = key_offsets(table_ptr, row0 + n, valid, stride_block, stride_row, BLOCK_SIZE)
+            inside = dims[None, :]
+            if MASKED:
+                inside = inside & valid[:, None]
+            if MASKED or D != DP:
+                k = tl.load(k_src + at[:, None] + d[None, :], mask=inside, other=0.0)
+            else:
+                k = tl.load(k_src + at[:, None] + d[None, :])
+        if KEY_TURN != 0:
+            other_d = partner_of(d, R, D, INTERLEAVED)
+            other = tl.load(k_src + at[:, None] + other_d[None, :], mask=inside, other=0.0)
+            if KEY_TURN == 1:
+                turned_k = turned(k, other, doc_c[None, :], doc_s[None, :], 1.0, R, d)
+            else:
+                rows = key_rows_ptr + n[:, None] * (2 * D) + d[None, :]
+                c = tl.load(rows, mask=inside, other=0.0)
+                s = tl.load(rows + D, mask=inside, other=0.0)
+                turned_k = turned(k, other, c, s, 1.0, R, d)
+            k = turned_k.to(q.dtype)
+        x = tl.dot(q, k.to(q.dtype).T, input_precision=PRECISION)  # [M, BLOCK_N]
+        if ALIBI:
+            x = x * scale + slope[:, None] * ((offset + n)[None, :] - q_pos[:, None])
+        unit = 1.0 if ALIBI else scale
+        if MASKED:
+            seen = valid[None, :]
+            if CAUSAL:
+                distance = q_pos[:, None] - (offset + n)[None, :]
+                seen = seen & (distance >= 0)
+                if WINDOW:
+                    seen = seen & (distance < window)
+            x = tl.where(seen, x, -float("inf"))
+        m_new = tl.maximum(m_i, tl.max(x, 1) * unit)
+        peak = m_new
+        if MASKED:
+            peak = tl.where(m_new == -float("inf"), 0.0, m_new)
+        p = tl.math.exp2(x * unit - peak[:, None])
+        alpha = tl.math.exp2(m_i - peak)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        acc = acc * alpha[:, None]
+        if TMA:
+            v = v_src.load([b, hk, row0 + i, 0]).reshape(BLOCK_N, DP)
+            if MASKED:
+                v = tl.where(valid[:, None], v, 0.0)
+        elif MASKED or D != DP:
+            v = tl.load(v_src + at[:, None] + d[None, :], mask=inside, other=0.0)
+        else:
+            v = tl.load(v_src + at[:, None] + d[None, :])
+        v = v.to(q.dtype)
+        acc = tl.dot(p.to(q.dtype), v, acc, input_precision=PRECISION)
+        m_i = m_new
+    return acc, l_i, m_i
+
+
+@triton.jit
+def finish(acc, l_i, m_i, sink, v_scale, SINKS: tl.constexpr):
+    """o [M, DP] and log2-sum-exp2 [M]; zero and -inf for rows that saw no key. sink: [M]."""
+    seen = l_i > 0.0
+    if SINKS:
+        m_new = tl.maximum(m_i, sink)
+        alpha = tl.math.exp2(m_i - m_new)
+        l_i = l_i * alpha + tl.math.exp2(sink - m_new)
+        acc = acc * alpha[:, None]
+        m_i = m_new
+    total = tl.where(seen, l_i, 1.0)
+    o = acc * (v_scale / total)[:, None]
+    return o, tl.where(seen, m_i + tl.math.log2(total), -float("inf"))

@@ -1,0 +1,190 @@
+"""Who computes what on the GPU: the work lists of prefill and decode, built on the host.
+
+Prefill: one item per tile of query rows and kv head, the longest first, so that short ones fill
+the end. Decode: each sequence is cut into items of about equal tiles, as many as keep the GPU
+busy once; cuts fall anywhere, but a segment never crosses a document, so its query is turned
+once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtool.kernels.checks import Call
+from kvtool.kernels.launch import Tables, key_turn, rotation_rows
+from kvtool.kernels.plan import Document, Plan
+
+MAX_DECODE_ROWS = 64
+"""Query rows per kv head (tokens x group) up to which a batch is decoded, not prefilled."""
+PROGRAMS_PER_SM = 4
+"""Decode programs per multiprocessor that a plan aims at."""
+MIN_TILES = 4
+"""Tiles below which an item is not cut further."""
+INTERPRETER_SMS = 8
+"""Multiprocessors assumed where there is no GPU, so that small batches are split there too."""
+
+
+class Segment(NamedTuple):
+    """A part of one document. row: its first key row.  start: its index within the document."""
+
+    row: int
+    tokens: int
+    start: int
+    offset: int
+
+
+def is_decode(call: Call) -> bool:
+    """Whether the rows of a sequence fit one small tile."""
+    return call.query_tokens * call.group_size <= MAX_DECODE_ROWS
+
+
+def prefill_tables(call: Call, plan: Plan, config: tuple[int, int, int, int]) -> Tables:
+    """Items, documents and rotation rows of a prefill."""
+    block_m, group, device = config[0], call.group_size, call.q.device
+    segments: list[tuple[int, int, int, int]] = []
+    items, work = [], []
+    for b, (queries, start) in enumerate(zip(plan.q_lens, plan.q_starts, strict=True)):
+        documents = plan.documents[b]
+        first_row = np.arange(0, queries * group, block_m)
+        item = np.zeros((len(first_row), 8), dtype=np.int32)
+        item[:, 0], item[:, 2], item[:, 3], item[:, 4] = b, first_row, queries, start
+        item[:, 5], item[:, 6] = len(segments), len(documents)
+        segments += [(d.row, d.length, d.offset, 0) for d in documents]
+        last = start + np.minimum((first_row + block_m - 1) // group, queries - 1)
+        first = start + first_row // group
+        for hk in range(call.num_kv_heads):
+            item = item.copy()
+            item[:, 1] = hk
+            items.append(item)
+            work.append(_visible_keys(call, documents, first, last))
+    order = np.argsort(-np.concatenate(work), kind="stable")
+    turns = None if call.rope is None else _positions(call, plan)
+    return Tables(
+        "prefill",
+        config,
+        torch.from_numpy(np.concatenate(items)[order]).to(device),
+        torch.tensor(segments, dtype=torch.int32, device=device),
+        query_rows=_rotation(call, turns),
+        doc_rows=_rotation(call, torch.tensor([s[2] for s in segments])),
+        key_rows=_key_rows(call, plan),
+    )
+
+
+def _visible_keys(
+    call: Call, documents: tuple[Document, ...], first: np.ndarray, last: np.ndarray
+) -> np.ndarray:
+    """Keys that tiles with queries at positions first to last have to visit."""
+    keys = np.zeros(len(first), dtype=np.int64)
+    for d in documents:
+        low = np.zeros_like(first)
+        high = np.full_like(first, d.length)
+        if call.causal:
+            high = np.clip(last + 1 - d.offset, 0, d.length)
+        if call.window is not None:
+            low = np.maximum(first + 1 - call.window - d.offset, 0)
+        keys += np.maximum(high - low, 0)
+    return keys
+
+
+def _positions(call: Call, plan: Plan) -> Tensor:
+    """[B, T] positions of the queries."""
+    starts = torch.tensor(plan.q_starts)
+    return starts[:, None] + torch.arange(call.query_tokens)
+
+
+def decode_tables(
+    call: Call, plan: Plan, config: tuple[int, int, int, int], multiprocessors: int
+) -> Tables:
+    """Items, segments and rotation rows of a decode."""
+    block_n, device = config[1], call.q.device
+    runs = [
+        _segments(call, documents, start, queries)
+        for documents, start, queries in zip(
+            plan.documents, plan.q_starts, plan.q_lens, strict=True
+        )
+    ]
+    tiles = [sum(-(-s.tokens // block_n) for s in run) for run in runs]
+    slots = max(1, multiprocessors * PROGRAMS_PER_SM // call.num_kv_heads)
+    per_item = max(MIN_TILES, -(-sum(tiles) // slots))
+    items, segments, first_items, owners = [], [], [0], []
+    for b, (run, count) in enumerate(zip(runs, tiles, strict=True)):
+        parts = max(1, -(-count // per_item))
+        for part in _cut(run, max(1, -(-count // parts)) * block_n, block_n):
+            items.append((b, 0, 0, plan.q_lens[b], plan.q_starts[b], len(segments), len(part), 0))
+            segments += part
+            owners += [b] * len(part)
+        first_items.append(len(items))
+    single = len(items) == call.batch_size
+    offsets = torch.tensor([s.offset for s in segments])
+    turns = None
+    if call.rope is not None:
+        frame = torch.zeros_like(offsets) if key_turn(call, plan.variant) == 1 else offsets
+        turns = _positions(call, plan)[owners] - frame[:, None]
+    return Tables(
+        "decode",
+        config,
+        torch.tensor(items, dtype=torch.int32, device=device),
+        torch.tensor(
+            [(s.row, s.tokens, s.offset + s.start, s.start) for s in segments],
+            dtype=torch.int32,
+            device=device,
+        ),
+        query_rows=_rotation(call, turns),
+        doc_rows=_rotation(call, offsets),
+        key_rows=_key_rows(call, plan),
+        first_items=None if single else torch.tensor(first_items, dtype=torch.int32).to(device),
+        queries=None if single else torch.tensor(plan.q_lens, dtype=torch.int32).to(device),
+    )
+
+
+def _segments(
+    call: Call, documents: tuple[Document, ...], start: int, queries: int
+) -> list[Segment]:
+    """The parts of documents that some query of a sequence sees; an empty one if none does."""
+    seen = []
+    for d in documents:
+        low, high = 0, d.length
+        if call.causal:
+            high = min(high, start + queries - d.offset)
+        if call.window is not None:
+            low = max(low, start + 1 - call.window - d.offset)
+        if low < high:
+            seen.append(Segment(d.row + low, high - low, low, d.offset))
+    return seen or [Segment(0, 0, 0, documents[0].offset)]
+
+
+def _cut(run: list[Segment], tokens: int, block_n: int) -> list[list[Segment]]:
+    """A run of segments in parts of at most `tokens`, each segment counted in whole tiles."""
+    parts: list[list[Segment]] = [[]]
+    room = tokens
+    for segment in run:
+        row, left, start, offset = segment
+        while True:
+            take = min(left, room)
+            parts[-1].append(Segment(row, take, start, offset))
+            room -= -(-take // block_n) * block_n
+            row, left, start = row + take, left - take, start + take
+            if room <= 0:
+                parts.append([])
+                room = tokens
+            if not left:
+                break
+    return parts if parts[-1] else parts[:-1]
+
+
+def _rotation(call: Call, positions: Tensor | None) -> Tensor | None:
+    """Rotation rows on the device of q, or None where nothing is rotated."""
+    if call.rope is None or positions is None:
+        return None
+    return rotation_rows(call.rope, positions.to(call.q.device), call.head_dim)
+
+
+def _key_rows(call: Call, plan: Plan) -> Tensor | None:
+    if key_turn(call, plan.variant) != 2:
+        return None
+    longest = max(d.length for documents in plan.documents for d in documents)
+    return _rotation(call, torch.arange(max(1, longest)))
