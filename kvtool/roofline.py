@@ -21,8 +21,8 @@ class AttentionTask:
     """One attention call: the queries of each sequence against the keys it holds.
 
     The queries are the last `query_tokens` of each sequence, so a causal mask is aligned to the
-    bottom right. `kv_lens` has one entry per sequence; `window` is the number of keys a query
-    sees, itself included, and 0 means all. Element sizes are in bytes and may be fractions.
+    bottom right. `kv_lens` has one entry per sequence; `window` is the number of keys a causal
+    query sees, its own included, and None means all. Element sizes are in bytes.
     """
 
     kv_lens: tuple[int, ...]
@@ -30,14 +30,14 @@ class AttentionTask:
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
-    element_bytes: float = 2
-    kv_element_bytes: float = 2
+    element_bytes: int = 2
+    kv_element_bytes: int = 2
     causal: bool = True
-    window: int = 0
+    window: int | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.query_tokens, self.num_q_heads, self.num_kv_heads, self.head_dim)
-        if not self.kv_lens or min(*sizes, *self.kv_lens) < 1 or self.window < 0:
+        if not self.kv_lens or min(*sizes, *self.kv_lens) < 1:
             raise ShapeError(
                 f"an attention task needs at least one token, head and dimension, not {self}",
                 "every length, head count and head_dim is 1 or more",
@@ -47,6 +47,11 @@ class AttentionTask:
                 f"{self.num_q_heads} query heads do not divide among {self.num_kv_heads} "
                 "key/value heads",
                 "the query heads must be a multiple of the key/value heads",
+            )
+        if self.window is not None and (self.window < 1 or not self.causal):
+            raise ShapeError(
+                f"a window of {self.window} tokens with causal={self.causal}",
+                "a window counts at least the query's own token, and needs a causal mask",
             )
         if self.causal and min(self.kv_lens) < self.query_tokens:
             raise ShapeError(
@@ -80,9 +85,9 @@ def _sequence_scores(task: AttentionTask, length: int) -> int:
     """The sum over queries of the keys each one sees, in closed form."""
     queries = task.query_tokens
     if not task.causal:
-        return queries * (min(length, task.window) if task.window else length)
+        return queries * length
     first = length - queries + 1
-    if not task.window or task.window >= length:
+    if task.window is None or task.window >= length:
         return (first + length) * queries // 2
     growing = max(0, task.window - first)
     return (first + first + growing - 1) * growing // 2 + (queries - growing) * task.window
@@ -117,7 +122,7 @@ def rotation_flops(rows: int, num_heads: int, rotary_dim: int) -> int:
     return 3 * rows * num_heads * rotary_dim
 
 
-def bytes_moved(task: AttentionTask) -> float:
+def bytes_moved(task: AttentionTask) -> int:
     """Bytes of q and o, and of the keys and values in sight, each once and as stored.
 
     >>> bytes_moved(AttentionTask((32768,), 1, 32, 8, 128))
@@ -131,9 +136,9 @@ def bytes_moved(task: AttentionTask) -> float:
 
 def _rows_in_sight(task: AttentionTask, length: int) -> int:
     """Keys of one sequence that at least one query sees."""
-    if not task.window:
+    if task.window is None:
         return length
-    return min(length, task.window + (task.query_tokens - 1 if task.causal else 0))
+    return min(length, task.window + task.query_tokens - 1)
 
 
 def floor_seconds(task: AttentionTask, roof: Roof) -> float:

@@ -25,6 +25,12 @@ from kvtool.roofline import (
 H200 = Roof(flops_per_s=790e12, bandwidth_bytes_per_s=4.3e12)  # measured figures of one card
 
 
+masks = st.one_of(
+    st.just({"causal": False}),
+    st.builds(dict, causal=st.just(True), window=st.none() | st.integers(1, 45)),
+)
+
+
 @st.composite
 def tasks(draw):
     queries = draw(st.integers(1, 12))
@@ -36,8 +42,7 @@ def tasks(draw):
         num_q_heads=kv_heads * draw(st.integers(1, 4)),
         num_kv_heads=kv_heads,
         head_dim=draw(st.sampled_from([1, 8])),
-        causal=draw(st.booleans()),
-        window=draw(st.integers(0, 45)),
+        **draw(masks),
     )
 
 
@@ -50,7 +55,6 @@ def visible(task, length):
         for i, j in pairs
         if not (task.causal and j > at + i)
         and not (task.causal and task.window and j <= at + i - task.window)
-        and not (not task.causal and task.window and j < length - task.window)
     ]
 
 
@@ -117,9 +121,17 @@ def test_rotation_costs_three_operations_per_rotated_element():
         ({"kv_lens": (0,)}, "at least one"),
         ({"num_kv_heads": 3}, "do not divide"),
         ({"query_tokens": 9}, "9 causal queries against 8 keys"),
-        ({"window": -1}, "at least one"),
+        ({"window": 0}, "window of 0"),
+        ({"window": 4, "causal": False}, "causal=False"),
     ],
-    ids=["no-sequence", "empty-sequence", "heads", "more-queries-than-keys", "window"],
+    ids=[
+        "no-sequence",
+        "empty-sequence",
+        "heads",
+        "more-queries-than-keys",
+        "empty-window",
+        "window-without-mask",
+    ],
 )
 def test_impossible_tasks_are_refused(change, words):
     fields = {

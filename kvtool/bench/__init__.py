@@ -1,0 +1,1 @@
+"""Attention kernels, checked first and then timed beside their peers."""

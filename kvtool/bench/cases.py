@@ -1,0 +1,206 @@
+"""What is timed: one shape, one phase, one dtype; and the lists that a command line stands for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvtool.errors import UsageError
+from kvtool.roofline import AttentionTask
+
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+DTYPES = ("bfloat16", "float16", "float32")
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention shape of one layer on one device, and where it comes from."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    origin: str
+
+    def __post_init__(self) -> None:
+        if min(self.num_q_heads, self.num_kv_heads, self.head_dim) < 1:
+            raise UsageError(
+                f"{self.num_q_heads} query heads, {self.num_kv_heads} key/value heads of "
+                f"{self.head_dim} are not a shape",
+                "each is 1 or more",
+            )
+        if self.num_q_heads % self.num_kv_heads:
+            raise UsageError(
+                f"{self.num_q_heads} query heads do not divide among {self.num_kv_heads} "
+                "key/value heads",
+                "--heads must be a multiple of --kv-heads",
+            )
+
+    def sharded(self, tp: int) -> Heads:
+        """The share of one of `tp` devices; KV heads are copied once there are fewer than devices.
+
+        >>> Heads(32, 8, 128, "llama-3-8b").sharded(16)
+        Heads(num_q_heads=2, num_kv_heads=1, head_dim=128, origin='llama-3-8b, TP 16')
+        """
+        if tp == 1:
+            return self
+        kv = self.num_kv_heads
+        if self.num_q_heads % tp or (kv % tp and tp % kv):
+            raise UsageError(
+                f"{self.num_q_heads} query and {kv} key/value heads do not divide over TP {tp}",
+                "--tp must divide the query heads, and divide the key/value heads or be a "
+                "multiple of them",
+            )
+        return Heads(
+            self.num_q_heads // tp, max(1, kv // tp), self.head_dim, f"{self.origin}, TP {tp}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One shape to time. Prefill queries the whole context, decode its last token.
+
+    `doc_tokens` is the length of a document for the lazy kernel (the last one is shorter where it
+    does not divide); every other contender sees the same tokens as one sequence.
+    """
+
+    phase: Phase
+    batch_size: int
+    context_tokens: int
+    heads: Heads
+    dtype: str
+    kv_dtype: str
+    block_size: int
+    doc_tokens: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.batch_size, self.context_tokens, self.block_size, self.doc_tokens) < 1:
+            raise UsageError(
+                f"batch {self.batch_size}, context {self.context_tokens}, block size "
+                f"{self.block_size}, documents of {self.doc_tokens} tokens",
+                "each is 1 or more",
+            )
+        if self.doc_tokens % self.block_size:
+            raise UsageError(
+                f"documents of {self.doc_tokens} tokens do not fill blocks of {self.block_size}",
+                "--doc-tokens must be a multiple of --block-size, so that lazy and plain rows "
+                "read the same blocks",
+            )
+
+    @property
+    def query_tokens(self) -> int:
+        return self.context_tokens if self.phase == "prefill" else 1
+
+    @property
+    def documents(self) -> int:
+        """Documents in each sequence."""
+        return -(-self.context_tokens // self.doc_tokens)
+
+    @property
+    def task(self) -> AttentionTask:
+        return AttentionTask(
+            kv_lens=(self.context_tokens,) * self.batch_size,
+            query_tokens=self.query_tokens,
+            num_q_heads=self.heads.num_q_heads,
+            num_kv_heads=self.heads.num_kv_heads,
+            head_dim=self.heads.head_dim,
+            element_bytes=ELEMENT_BYTES[self.dtype],
+            kv_element_bytes=ELEMENT_BYTES[self.kv_dtype],
+        )
+
+    @property
+    def label(self) -> str:
+        """`decode B32 S4096 q32 kv8 d128 bfloat16`, with the cache's dtype where it differs."""
+        h = self.heads
+        kv = "" if self.kv_dtype == self.dtype else f"/{self.kv_dtype}"
+        return (
+            f"{self.phase} B{self.batch_size} S{self.context_tokens} q{h.num_q_heads} "
+            f"kv{h.num_kv_heads} d{h.head_dim} {self.dtype}{kv}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Shapes of a run that names none: (batch, context) by phase."""
+
+    dtype: str
+    shapes: dict[Phase, tuple[tuple[int, int], ...]]
+    heads: Heads | None
+
+
+GPU_DEFAULTS = Defaults(
+    dtype="bfloat16",
+    shapes={"prefill": ((1, 4096),), "decode": ((1, 4096), (1, 32768), (32, 4096))},
+    heads=None,
+)
+"""Decode with one sequence, short enough for `naive` and then long, and with many sequences."""
+
+CPU_DEFAULTS = Defaults(
+    dtype="float32",
+    shapes={"prefill": ((1, 256),), "decode": ((1, 512), (4, 128))},
+    heads=Heads(8, 2, 64, "small shape for a CPU"),
+)
+
+
+def sweep(
+    *,
+    phases: Sequence[Phase],
+    batches: Sequence[int] | None,
+    contexts: Sequence[int] | None,
+    heads: Heads,
+    dtypes: Sequence[str],
+    kv_dtypes: Sequence[str],
+    block_sizes: Sequence[int],
+    doc_tokens: Sequence[int] | None,
+    defaults: Defaults,
+    seed: int,
+) -> list[Case]:
+    """One case per combination, in the order in which the lists were typed.
+
+    Without `batches` and `contexts` the shapes are those of `defaults`; with one of them, the
+    other is 1 sequence, or the contexts of the defaults. `auto` as cache dtype is the dtype
+    of the run. Documents default to 1024 tokens, less where a context holds fewer than two.
+    """
+    cases: list[Case] = []
+    for phase in phases:
+        shapes = _shapes(phase, batches, contexts, defaults)
+        for (batch, context), dtype, kv_dtype, block, doc in itertools.product(
+            shapes, dtypes, kv_dtypes, block_sizes, doc_tokens or (None,)
+        ):
+            cases.append(
+                Case(
+                    phase=phase,
+                    batch_size=batch,
+                    context_tokens=context,
+                    heads=heads,
+                    dtype=dtype,
+                    kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
+                    block_size=block,
+                    doc_tokens=doc or default_doc_tokens(context, block),
+                    seed=seed,
+                )
+            )
+    return cases
+
+
+def _shapes(
+    phase: Phase, batches: Sequence[int] | None, contexts: Sequence[int] | None, defaults: Defaults
+) -> list[tuple[int, int]]:
+    if batches is None and contexts is None:
+        return list(defaults.shapes[phase])
+    known = list(dict.fromkeys(context for _, context in defaults.shapes[phase]))
+    return list(itertools.product(batches or (1,), contexts or known))
+
+
+def default_doc_tokens(context_tokens: int, block_size: int) -> int:
+    """1024, or about a quarter of a shorter context, in whole blocks.
+
+    >>> default_doc_tokens(32768, 16), default_doc_tokens(256, 16), default_doc_tokens(1, 16)
+    (1024, 64, 16)
+    """
+    wanted = min(1024, max(1, context_tokens // 4))
+    return max(1, wanted // block_size) * block_size

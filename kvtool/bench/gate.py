@@ -1,0 +1,130 @@
+"""The gate: no speed without agreement.
+
+An output passes when both hold against float64 on the same (rounded) inputs:
+
+    max|out - ref|  <= 2 max|same - ref| + 2 max|(ref + 0.3) - 0.3 - ref|
+    ||out - ref|| / ||ref|| <= the bound of the dtype
+
+`same` is an eager implementation in the dtype of the run (FlashAttention's rule, as in its
+`hopper/test_flash_attn.py`: a fused kernel may be twice as wrong as plain torch, no more), and
+the last term is the rounding of the output's own dtype. Before each call all uninitialised memory
+is filled with NaN, so a row that is never written cannot pass; and the same input must give
+the same bits twenty times, which is how a race shows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+REPEATS = 20
+RELATIVE_BOUND = {"float32": 5e-6, "float16": 1e-3, "bfloat16": 5e-3}
+"""Bounds of ||out - ref|| / ||ref||; torch's own eager code gives about 3e-7, 3e-4 and 2.5e-3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Largest absolute error against float64, its allowance, the relative norm, and what failed.
+
+    The errors are None where the output cannot be compared at all.
+    """
+
+    max_error: float | None
+    allowed_error: float | None
+    relative_error: float | None
+    faults: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.faults
+
+    @property
+    def gate(self) -> str:
+        return "pass" if self.passed else "fail"
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill every freshly allocated torch tensor with NaN (integers: their maximum) inside."""
+    import torch
+
+    mode, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*deterministic.*")
+            yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+
+
+def judge(
+    out: torch.Tensor, reference: torch.Tensor, same_dtype: torch.Tensor, dtype: str
+) -> Verdict:
+    """Compare one output with float64 and with the eager code in its own dtype."""
+    import torch
+
+    if out.shape != reference.shape:
+        return _incomparable(f"shape {tuple(out.shape)} instead of {tuple(reference.shape)}")
+    if not bool(torch.isfinite(out).all()):
+        return _incomparable(f"{int((~torch.isfinite(out)).sum())} elements are not finite")
+    exact = reference.double()
+    difference = out.double() - exact
+    max_error = float(difference.abs().max())
+    relative = float(torch.linalg.vector_norm(difference) / torch.linalg.vector_norm(exact))
+    allowed = 2 * float((same_dtype.double() - exact).abs().max()) + _rounding(exact, out.dtype)
+    faults = []
+    if not max_error <= allowed:
+        faults.append(f"error {max_error:.2e} exceeds {allowed:.2e}")
+    if not relative <= RELATIVE_BOUND[dtype]:
+        faults.append(f"relative error {relative:.2e} exceeds {RELATIVE_BOUND[dtype]:.0e}")
+    return Verdict(max_error, allowed, relative, tuple(faults))
+
+
+def _incomparable(fault: str) -> Verdict:
+    return Verdict(None, None, None, (fault,))
+
+
+def _rounding(exact: torch.Tensor, dtype: torch.dtype) -> float:
+    """2 max|(ref + 0.3) - 0.3 - ref| in `dtype`."""
+    rounded = exact.to(dtype)
+    return 2 * float(((rounded + 0.3 - 0.3).double() - rounded.double()).abs().max())
+
+
+def repeatable(call: Callable[[], torch.Tensor], repeats: int = REPEATS) -> int:
+    """How many of `repeats` further calls differ from the first in any bit."""
+    import torch
+
+    first = call().clone()
+    return sum(not torch.equal(call(), first) for _ in range(repeats))
+
+
+def check(
+    call: Callable[[], torch.Tensor],
+    reference: torch.Tensor,
+    same_dtype: torch.Tensor,
+    dtype: str,
+    *,
+    repeats: int = REPEATS,
+) -> Verdict:
+    """The whole gate on one input: poisoned output, both bounds, identical repeats."""
+    with poisoned():
+        verdict = judge(call(), reference, same_dtype, dtype)
+    if not verdict.passed:
+        return verdict
+    different = repeatable(call, repeats)
+    if different:
+        return replace(verdict, faults=(f"{different} of {repeats} repeats differ from the first",))
+    return verdict

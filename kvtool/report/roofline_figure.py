@@ -1,0 +1,116 @@
+"""A picture of bench rows under the roof that the same run measured.
+
+Operations per byte across, operations per second upward, both logarithmic. The roof is the
+bandwidth slope and the flat arithmetic rate; one point per row, coloured by implementation,
+a disc for prefill and a square for decode. Rows without a speed are not drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvtool.errors import KvtoolError, UsageError
+
+MARKERS = {"prefill": "o", "decode": "s"}
+COLOURS = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#cc79a7",
+    "#56b4e9",
+    "#7f7f7f",
+    "#8c564b",
+    "#000000",
+    "#bcbd22",
+)
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def draw(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    flops_per_s: float,
+    bandwidth_bytes_per_s: float,
+    title: str,
+    path: Path,
+) -> None:
+    """Write the roofline picture of `rows` to `path` (PNG, SVG or PDF, by its suffix)."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"cannot draw to '{path.name}'", f"the suffix must be one of {', '.join(SUFFIXES)}"
+        )
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise KvtoolError(
+            "drawing needs matplotlib, which is not installed", "pip install 'kvtool[plot]'"
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    timed = [row for row in rows if row["median_s"]]
+    figure, axes = pyplot.subplots(figsize=(8, 5.2), layout="constrained")
+    _draw_roof(axes, timed, flops_per_s, bandwidth_bytes_per_s)
+    _draw_rows(axes, timed)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="operations per byte of the task",
+        ylabel="TFLOP/s",
+        title=title,
+    )
+    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(
+        fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5), borderaxespad=0
+    )
+    figure.savefig(path, dpi=160)
+    pyplot.close(figure)
+
+
+def _draw_roof(
+    axes: Any, rows: Sequence[Mapping[str, Any]], flops: float, bandwidth: float
+) -> None:
+    ridge = flops / bandwidth
+    intensities = [row["flops"] / row["bytes"] for row in rows]
+    low, high = min([*intensities, ridge]) / 3, max([*intensities, ridge]) * 3
+    axes.plot(
+        [low, ridge, high],
+        [low * bandwidth / 1e12, flops / 1e12, flops / 1e12],
+        color="#444444",
+        linewidth=1.5,
+        label="measured roof",
+    )
+    axes.annotate(
+        f"{flops / 1e12:,.3g} TFLOP/s, {bandwidth / 1e9:,.4g} GB/s, ridge at {ridge:,.3g}",
+        (ridge, flops / 1e12),
+        textcoords="offset points",
+        xytext=(0, 6),
+        ha="center",
+        fontsize=8,
+    )
+    axes.set_xlim(low, high)
+
+
+def _draw_rows(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    names = list(dict.fromkeys(row["implementation"] for row in rows))
+    for index, name in enumerate(names):
+        mine = [row for row in rows if row["implementation"] == name]
+        for phase, marker in MARKERS.items():
+            points = [row for row in mine if row["phase"] == phase]
+            if points:
+                axes.scatter(
+                    [row["flops"] / row["bytes"] for row in points],
+                    [row["flops_per_s"] / 1e12 for row in points],
+                    marker=marker,
+                    s=42,
+                    color=COLOURS[index % len(COLOURS)],
+                    edgecolor="white",
+                    linewidth=0.6,
+                    label=f"{name}, {phase}",
+                    zorder=3,
+                )
