@@ -1,19 +1,20 @@
 """The exact LRU hit-rate curve: one pass gives every cache size.
 
-Number the touches 0..n-1 and let p_i be the last earlier touch of the same key. What an LRU cache must
-hold for touch i to hit is the keys touched since p_i, each once, and the key itself:
+Number the touches 0..n-1 and let p_i be the last earlier touch of the same key. What an LRU cache
+must hold for touch i to hit is the keys touched since p_i, each once, and the key itself:
 
     d_i = (at_i - p_i - 1) - #{ j < at_i : p_j > p_i }       distinct other keys since p_i
 
 where at_i is the moment of the look-up: i itself when keys are looked up one at a time, the first
 touch of the request when a whole request is looked up before it is touched. The first term counts
-all touches in the gap, the second removes those that repeat a key of the same gap. A cache of C equal
-entries hits iff d_i < C. With entries of unequal bytes the same sum runs over bytes and a budget B
-hits iff bytes in the gap + own bytes <= B; that is exact while every entry fits into B alone, because
-LRU then always holds an unbroken top of its stack (Mattson et al., IBM Systems Journal 9(2), 1970).
+all touches in the gap, the second removes those that repeat a key of the same gap. A cache of C
+equal entries hits iff d_i < C. With entries of unequal bytes the same sum runs over bytes and a
+budget B hits iff bytes in the gap + own bytes <= B; that is exact while every entry fits into B
+alone, because LRU then always holds an unbroken top of its stack (Mattson et al., IBM Systems
+Journal 9(2), 1970).
 
-The pairs are counted by a stable partition per bit of the rank, highest bit first: each pair is seen
-once, at the highest bit in which its ranks differ. The lowest bits are compared directly in blocks.
+The pairs are counted by a stable partition per bit of the rank, highest bit first: each pair is
+seen once, at the highest bit in which its ranks differ. The lowest bits are compared directly.
 """
 
 from __future__ import annotations
@@ -23,38 +24,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from kvtool.workload.requests import Ints, previous_touch
 
 NEVER = np.iinfo(np.int64).max
 """Bytes needed by a key that was not seen before: no cache hits it."""
 
-PEAK_BYTES_PER_ACCESS = 120
-"""Peak memory of one pass per touch, rounded up; `benchmarks/simulate.py` measures it."""
-
 _DIRECT_BITS = 7  # measured best of 5, 6, 7 at 1M and 10M touches on one EPYC core
 _DIRECT_BITS_WEIGHTED = 4
 _LOW_32 = 0xFFFF_FFFF
-
-
-def previous_touch(keys: Ints) -> Ints:
-    """Per touch, the index of the last earlier touch of the same key; -1 for the first.
-
-    `keys` are at least 0. One sort of (key, index) packed into 63 bits; keys too large for that
-    are replaced by their ranks first.
-    """
-    n = len(keys)
-    bits = max(n, 1).bit_length()
-    if n and int(keys.max()) >> (63 - bits):
-        keys = np.unique(keys, return_inverse=True)[1]
-    packed = (keys << bits) | np.arange(n, dtype=np.int64)
-    packed.sort()
-    index = packed & ((1 << bits) - 1)
-    packed >>= bits
-    same = packed[1:] == packed[:-1]
-    previous = np.full(n, -1, dtype=np.int64)
-    previous[index[1:][same]] = index[:-1][same]
-    return previous
 
 
 def bytes_needed(
@@ -110,7 +87,8 @@ def _earliest_reuse_first(warm: Ints, looked_up_at: Ints, previous: Ints, n: int
     packed &= (1 << bits) - 1
     touch_of_last = np.empty(n, dtype=np.int64)
     touch_of_last[last] = warm
-    return touch_of_last[packed]
+    in_order: Ints = touch_of_last[packed]
+    return in_order
 
 
 def _smaller_before(order: Ints) -> Ints:
@@ -149,7 +127,7 @@ def _regroup(left: Ints, right: Ints, bit: int, m: int) -> Ints:
 
 
 def _smaller_before_in_blocks(ranks: Ints) -> Ints:
-    """Smaller ranks before each position within its block of 2^_DIRECT_BITS ranks, compared directly."""
+    """Smaller ranks before each position within its block of 2^_DIRECT_BITS ranks."""
     width = 1 << _DIRECT_BITS
     m = len(ranks)
     low = np.full(m + -m % width, width - 1, dtype=np.uint8)
@@ -213,7 +191,7 @@ class HitCurve:
     requests: int
 
     def at(self, budget_bytes: int) -> tuple[float, float, float]:
-        """hit_rate, token_hit_rate and request_hit_rate at a budget; 0 where nothing was looked up."""
+        """hit_rate, token_hit_rate, request_hit_rate at a budget; 0 where nothing is looked up."""
         step = int(np.searchsorted(self.budgets, budget_bytes, side="right")) - 1
         if step < 0 or not self.lookups:
             return 0.0, 0.0, 0.0

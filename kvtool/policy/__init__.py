@@ -1,0 +1,1 @@
+"""Eviction policies, one file each, and the names they go by."""

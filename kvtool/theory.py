@@ -1,0 +1,166 @@
+"""Closed forms to hold a simulated hit rate against.
+
+- Che: an LRU of C entries keeps what was asked for within a time T with sum_i (1 - exp(-p_i T)) = C.
+  H. Che, Y. Tung, Z. Wang, IEEE JSAC 20(7), 2002; why it holds: C. Fricker, P. Robert, J. Roberts,
+  ITC 2012.
+- King: the exact LRU hit rate under independent references, by summing over every cached set.
+  W. F. King, IFIP Congress 1971.
+- Static optimum: the mass of the C most popular; no policy without knowledge of the future beats
+  it under independent references.
+- LazyAttention, arXiv 2606.04302, Eq. 3: a position-agnostic cache holds the C most popular
+  documents, a position-aware one floor(C / D) of them: H_C / H_floor(C/D). Both sides are static
+  optima, not LRU.
+
+All of them describe a cache long after its cold start.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtool.workload.documents import DocumentWorkload
+from kvtool.workload.zipf import Zipf
+
+Floats = NDArray[np.float64]
+
+KING_MAX_DOCS = 16
+"""King's sum runs over 2^docs sets."""
+
+_STEPS = 200
+_PRECISION = 1e-13
+
+
+def che_time(rates: Floats, capacity: float) -> float:
+    """T with sum_i (1 - exp(-rates_i T)) = capacity, by Newton; infinite when everything fits."""
+    rates = rates[rates > 0]
+    if capacity >= len(rates):
+        return float("inf")
+    time = capacity / float(rates.sum())
+    for _ in range(_STEPS):  # the sum is concave in T and below the target at the start
+        absent = np.exp(-rates * time)
+        missing = capacity - float((1 - absent).sum())
+        step = missing / float((rates * absent).sum())
+        time += step
+        if abs(step) <= _PRECISION * time:
+            break
+    return time
+
+
+def che_hit_rate(probabilities: Floats, capacity: float) -> float:
+    """LRU hit rate of `capacity` equal entries, one document a request, by Che's approximation.
+
+    >>> round(che_hit_rate(Zipf(5, 1.0).probabilities(), 2), 6)
+    0.510826
+    """
+    return _hit_share(probabilities, probabilities, che_time(probabilities, capacity))
+
+
+def _hit_share(weights: Floats, rates: Floats, time: float) -> float:
+    if time == float("inf"):
+        return 1.0
+    return float((weights * -np.expm1(-rates * time)).sum() / weights.sum())
+
+
+def king_hit_rate(probabilities: Floats, capacity: int) -> float:
+    """Exact LRU hit rate of `capacity` entries, one document a request; at most 16 documents.
+
+    f(S), the chance that the cache holds exactly S, is the sum over the last document drawn:
+    f(S) = sum_{i in S} f(S - i) p_i / (1 - p(S - i)); the hit rate is sum_S f(S) p(S).
+
+    >>> round(king_hit_rate(Zipf(5, 1.0).probabilities(), 2), 6)
+    0.518885
+    """
+    docs = len(probabilities)
+    if docs > KING_MAX_DOCS:
+        raise ValueError(f"{docs} documents are more than {KING_MAX_DOCS}")
+    if capacity >= docs:
+        return 1.0
+    chance, mass = {0: 1.0}, {0: 0.0}
+    for _ in range(capacity):
+        larger: dict[int, float] = {}
+        for held, likelihood in chance.items():
+            for doc, probability in enumerate(probabilities.tolist()):
+                if held >> doc & 1:
+                    continue
+                rest = sum(p for d, p in enumerate(probabilities.tolist()) if not held >> d & 1)
+                grown = held | 1 << doc
+                larger[grown] = larger.get(grown, 0.0) + likelihood * probability / rest
+                mass[grown] = mass[held] + probability
+        chance = larger
+    return sum(likelihood * mass[held] for held, likelihood in chance.items())
+
+
+def static_optimum(probabilities: Floats, capacity: float) -> float:
+    """Hit rate of holding the floor(capacity) most popular; `probabilities` fall."""
+    return min(1.0, float(probabilities[: int(capacity)].sum()))
+
+
+def lazy_over_position_aware(
+    docs: int, skew: float, capacity: float, docs_per_request: int
+) -> float:
+    """H_C / H_floor(C / D), the ratio of Eq. 3; infinite when C < D.
+
+    >>> round(lazy_over_position_aware(1000, 1.0, 100, 5), 3)
+    1.442
+    """
+    probabilities = Zipf(docs, skew).probabilities()
+    aware = static_optimum(probabilities, capacity // docs_per_request)
+    return static_optimum(probabilities, capacity) / aware if aware else float("inf")
+
+
+def request_rates(workload: DocumentWorkload) -> tuple[Floats, Floats, float]:
+    """Per document, the rate at which requests name it and the chance that one does; look-ups.
+
+    Drawing until D documents differ is a race of exponential clocks stopped at the D-th: document
+    i is in with 1 - exp(-p_i s), where s makes these sum to D. `lookups` is the mean per request.
+    """
+    probabilities = Zipf(workload.docs, workload.skew).probabilities()
+    popular = workload.docs_per_request - workload.cold
+    cold = float(workload.cold)
+    if workload.docs_per_request == 1:
+        chance = probabilities if popular else np.full(workload.docs, 1 / workload.docs)
+        return chance, chance, 1.0
+    rates = np.zeros(workload.docs)
+    if popular and workload.duplicates == "distinct":
+        race = che_time(probabilities, popular)
+        if race == float("inf"):
+            return np.full(workload.docs, np.inf), np.ones(workload.docs), float(workload.docs)
+        rates += probabilities * race
+    elif popular:
+        with np.errstate(divide="ignore"):
+            rates -= popular * np.log1p(-probabilities)
+        if workload.duplicates == "drop" and cold:
+            cold += popular + float(np.expm1(-rates).sum())
+    if cold and workload.duplicates == "keep":
+        rates += cold / workload.docs
+    elif cold:
+        wanted = float(-np.expm1(-rates).sum()) + cold
+        rates += _uniform_rate(rates, wanted)
+    chance = -np.expm1(-rates)
+    keeps = workload.duplicates == "keep"
+    return rates, chance, float(workload.docs_per_request if keeps else chance.sum())
+
+
+def _uniform_rate(rates: Floats, wanted: float) -> float:
+    """The rate c >= 0, equal for all documents, with sum_i (1 - exp(-rates_i - c)) = wanted."""
+    absent = float(np.exp(-rates).sum())
+    return float(np.log(absent / max(len(rates) - wanted, 1e-300)))
+
+
+def lazy_hit_rate(workload: DocumentWorkload, capacity: float, *, whole_request: bool) -> float:
+    """LRU hit rate on document keys by Che's approximation, `capacity` in mean documents.
+
+    T counts requests. One document a request is Che's own case. With several, a document is in a
+    request with chance c_i and the share found is sum_i c_i (1 - exp(-r_i T)) / look-ups. Looked up
+    one at a time, a document has on average (D - 1) / 2 of its own prompt ahead of it, which
+    shortens T by (D - 1) / 2D of a request.
+    """
+    rates, chance, lookups = request_rates(workload)
+    time = che_time(rates, capacity)
+    if time == float("inf"):
+        return float(chance.sum()) / lookups
+    if not whole_request:
+        mean = float(chance.sum())
+        time = max(0.0, time - (mean - 1) / (2 * mean)) if mean > 1 else time
+    return float((chance * -np.expm1(-rates * time)).sum()) / lookups
