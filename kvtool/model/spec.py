@@ -241,7 +241,6 @@ class ModelSpec:
     tied: bool = False
     encoder: tuple[Weight, ...] = ()
     mtp_layers: tuple[Layer, ...] = ()
-    mtp_extra: tuple[Weight, ...] = ()
     encoder_tokens: int | None = None
     quantization: dict[str, object] | None = None
     weights_known: bool = True

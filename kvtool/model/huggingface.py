@@ -1,0 +1,185 @@
+"""From a raw `config.json` to a ModelSpec: find the text model, choose its reader, check the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvtool.errors import ModelError, did_you_mean
+from kvtool.model import decoder, encdec, gemma, latent, mamba, recurrent, special
+from kvtool.model.fields import Fields, section_type
+from kvtool.model.spec import ModelSpec
+from kvtool.model.styles import SAME_AS, STYLES
+
+Reader = Callable[[Fields], ModelSpec]
+
+READERS: dict[str, Reader] = {
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite",
+         "minicpm3", "youtu", "axk1", "deepseek_vl_v2"),
+        latent.read,
+    ),
+    **dict.fromkeys(("deepseek_v4", "deepseek_ref"), latent.read_v4),
+    "longcat_flash": latent.read_longcat,
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        recurrent.read_delta,
+    ),
+    "olmo_hybrid": recurrent.read_olmo_hybrid,
+    **dict.fromkeys(("kimi_linear", "kimi_k3"), recurrent.read_kda),
+    **dict.fromkeys(("minimax", "minimax_text_01"), recurrent.read_lightning),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), recurrent.read_lfm2),
+    "recurrent_gemma": recurrent.read_griffin,
+    **dict.fromkeys(("rwkv", "rwkv5", "rwkv6", "rwkv7"), recurrent.read_rwkv),
+    **dict.fromkeys(("mamba", "falcon_mamba"), mamba.read_mamba1),
+    "mamba2": mamba.read_mamba2,
+    "jamba": mamba.read_jamba,
+    "bamba": mamba.read_bamba,
+    "falcon_h1": mamba.read_falcon_h1,
+    "granitemoehybrid": mamba.read_granite_hybrid,
+    "nemotron_h": mamba.read_nemotron_h,
+    **dict.fromkeys(("gemma4", "gemma4_text"), gemma.read_gemma4),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), gemma.read_gemma3n),
+    **dict.fromkeys(("t5", "mt5", "umt5"), encdec.read_t5),
+    "whisper": encdec.read_whisper,
+    **dict.fromkeys(
+        ("bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot", "blenderbot-small"),
+        encdec.read_bart,
+    ),
+    **dict.fromkeys(("mllama", "mllama_text_model"), encdec.read_mllama),
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "mpnet", "nomic_bert",
+         "modernbert", "deberta", "deberta-v2", "albert", "camembert"),
+        encdec.read_encoder,
+    ),
+    "openelm": special.read_openelm,
+    "nemotron-nas": special.read_nas,
+    "dbrx": special.read_dbrx,
+    "mpt": special.read_mpt,
+}  # fmt: skip
+
+# Sections of a multimodal configuration that hold the text model, outermost first.
+TEXT_SECTIONS = ("thinker_config", "text_config", "llm_config", "language_config", "decoder")
+
+# Types of published configurations that name their class but no model_type.
+ARCHITECTURES = {"MiniCPM3ForCausalLM": "minicpm3"}
+
+
+def known_types() -> list[str]:
+    return sorted({*READERS, *STYLES, *SAME_AS})
+
+
+def _reader(model_type: str) -> Reader | None:
+    if model_type in READERS:
+        return READERS[model_type]
+    style = STYLES.get(SAME_AS.get(model_type, model_type))
+    return (lambda f: decoder.read(f, style)) if style else None
+
+
+def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]]:
+    """The model that a configuration describes, and the names of the fields that decided it.
+
+    `where` names the source in errors. Raises ModelError with every fault found: a value that is
+    no whole number, a field that is missing, a type that nobody knows.
+    """
+    if not isinstance(raw, Mapping):
+        raise ModelError(
+            f"{where}: a configuration is a JSON object, not {type(raw).__name__}",
+            "pass the config.json of a model",
+        )
+    root = Fields(raw, where, model_type=_root_type(raw))
+    text, vision = _text_section(root)
+    reader = _reader(text.model_type)
+    if reader is None:
+        raise _unknown_type(text, where)
+    dtype, notes = _dtype(root, text)
+    text.dtype = dtype
+    spec = _read(reader, text)
+    return (
+        replace(
+            spec,
+            name=name,
+            model_type=root.model_type or text.model_type,
+            dtype=dtype,
+            quantization=_quantization(root, text),
+            notes=spec.notes + notes,
+        ),
+        root.used,
+    )
+
+
+def _root_type(raw: Mapping[str, Any]) -> str:
+    kind = raw.get("model_type")
+    if isinstance(kind, str) and kind:
+        return kind
+    classes = raw.get("architectures")
+    if isinstance(classes, list) and classes and isinstance(classes[0], str):
+        return ARCHITECTURES.get(classes[0], "")
+    return ""
+
+
+def _text_section(root: Fields) -> tuple[Fields, bool]:
+    """The section that describes the text decoder, and whether other sections stand beside it.
+
+    Root fields that concern the whole model (tied embeddings, dtype) reach into the section.
+    """
+    section = root
+    for name in TEXT_SECTIONS:
+        if isinstance(section.raw.get(name), Mapping):
+            default = section_type(section.model_type, name)
+            inner = section.child(name, model_type=default or section.model_type)
+            section = _inherit(section, inner)
+    return section, section is not root
+
+
+def _inherit(outer: Fields, inner: Fields) -> Fields:
+    name = "tie_word_embeddings"
+    if isinstance(outer.raw.get(name), bool):
+        outer.used.add(outer.path + name)
+        inner.raw = {**inner.raw, name: outer.raw[name]}
+    return inner
+
+
+def _unknown_type(text: Fields, where: str) -> ModelError:
+    if not text.model_type:
+        return ModelError(
+            f"{where}: {text.path}model_type is missing",
+            "the configuration must say what it is; add its model_type",
+        )
+    return ModelError(
+        f"{where}: model_type '{text.model_type}' is not known",
+        did_you_mean(text.model_type, known_types(), "kvtool does not guess how a model caches"),
+    )
+
+
+def _read(reader: Reader, text: Fields) -> ModelSpec:
+    """What `reader` makes of the section; its faults first, whatever they lead to."""
+    try:
+        spec = reader(text)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        text.raise_faults()
+        raise
+    text.raise_faults()
+    return spec
+
+
+def _dtype(root: Fields, text: Fields) -> tuple[str, tuple[str, ...]]:
+    """The model's element type; bfloat16, said so, where the configuration is silent."""
+    for fields in (text, root):
+        for name in ("torch_dtype", "dtype"):
+            value = fields.raw.get(name)
+            if isinstance(value, str) and value != "auto":
+                fields.used.add(fields.path + name)
+                return fields.dtype_name(name, value), ()
+    return "bfloat16", ("the configuration states no dtype; 16-bit weights and cache assumed",)
+
+
+def _quantization(root: Fields, text: Fields) -> dict[str, object] | None:
+    for fields in (root, text):
+        for name in ("quantization_config", "compression_config"):
+            value = fields.raw.get(name)
+            if isinstance(value, Mapping):
+                fields.used.add(fields.path + name)
+                return dict(value)
+    return None

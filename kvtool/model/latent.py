@@ -1,0 +1,237 @@
+"""Families with latent attention: DeepSeek and those that follow it, sparse indexers included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvtool.model import blocks, decoder, layout
+from kvtool.model.fields import MAX_TOKENS, Fields
+from kvtool.model.spec import (
+    Attention,
+    Index,
+    Latent,
+    Layer,
+    ModelSpec,
+    Recurrent,
+    State,
+    Weight,
+)
+from kvtool.model.styles import Style
+
+STYLE = Style(shared="gated")
+
+
+def latent_state(f: Fields, heads: int) -> Latent:
+    """The compressed row: `kv_lora_rank` shared by key and value, and the rotary part of the key.
+
+    num_key_value_heads and head_dim of such configurations say nothing about the cache.
+    """
+    rope = f.integer("qk_rope_head_dim", low=0)
+    nope = f.integer("qk_nope_head_dim")
+    return Latent(
+        f.integer("kv_lora_rank") + rope, heads, nope + rope, f.integer("v_head_dim", nope)
+    )
+
+
+def latent_weights(f: Fields, state: Latent, hidden: int) -> tuple[Weight, ...]:
+    return blocks.latent(
+        state,
+        hidden,
+        kv_rank=f.integer("kv_lora_rank"),
+        rope=f.integer("qk_rope_head_dim", low=0),
+        q_rank=f.optional("q_lora_rank"),
+        bias=f.flag("attention_bias", False),
+    )
+
+
+def index_layers(f: Fields, layers: int) -> list[bool]:
+    """Which layers keep an index key of their own; the others reuse the choice of an earlier one.
+
+    `indexer_types` decides, else `index_topk_pattern` (F and S), else the schedule of
+    `index_topk_freq` and `index_skip_topk_offset` (GLM-5); without any of them, all layers.
+    """
+    types = f.strings("indexer_types")
+    if types is None and f.has("index_topk_pattern"):
+        letters = {"F": "full", "S": "shared"}
+        types = [letters.get(c, c) for c in f.text("index_topk_pattern")]
+    if types is not None:
+        if len(types) < layers:
+            f.fault("indexer_types", types, f"one entry for each of the {layers} layers")
+            return [True] * layers
+        f.one_of("indexer_types", types, ("full", "shared"))
+        return [entry == "full" for entry in types[:layers]]
+    freq = f.integer("index_topk_freq", 1)
+    offset = f.integer("index_skip_topk_offset", 2, low=0)
+    return [max(i - offset + 1, 0) % freq == 0 for i in range(layers)]
+
+
+def read(f: Fields) -> ModelSpec:
+    """DeepSeek V2, V3, R1, V3.2, Kimi K2, GLM-5, GLM-4.7-Flash, MiniCPM3: MLA in every layer."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    heads = f.integer("num_attention_heads")
+    state = latent_state(f, heads)
+    indexed = [False] * count
+    if f.has("index_head_dim") or f.has("index_topk"):
+        indexed = index_layers(f, count)
+    moe = layout.moe_layers(f, count)
+
+    def layer(with_index: bool, sparse: bool) -> Layer:
+        states: tuple[State, ...] = (state,)
+        weights = latent_weights(f, state, hidden)
+        if with_index:
+            width, rank = f.integer("index_head_dim"), f.integer("q_lora_rank")
+            states += (Index(width),)
+            weights += blocks.indexer(hidden, rank, f.integer("index_n_heads"), width)
+        weights += decoder.feed_forward(f, STYLE, hidden, sparse=sparse)
+        norms = 3 if sparse and f.model_type == "axk1" else 2
+        return Layer(states, weights + blocks.norm("norms", hidden, count=norms))
+
+    made = {key: layer(*key) for key in set(zip(indexed, moe, strict=True))}
+    layers = tuple(made[key] for key in zip(indexed, moe, strict=True))
+    return decoder.assemble(f, STYLE, layers, hidden)
+
+
+def read_longcat(f: Fields) -> ModelSpec:
+    """LongCat-Flash: every layer holds two latent attentions, two dense MLPs and one set of experts.
+
+    Identity experts (`zero_expert_num`) take router rows and no weights.
+    """
+    count = layout.num_layers(f)
+    hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
+    state = latent_state(f, heads)
+    attention = latent_weights(f, state, hidden)
+    zero = f.integer("zero_expert_num", 0, low=0)
+    real = f.integer("num_experts")
+    inner = f.optional("expert_ffn_hidden_size") or f.integer("moe_intermediate_size")
+    experts = blocks.experts(hidden, inner, real, f.integer("num_experts_per_tok"))
+    router = Weight("mlp.router", "router", (real + zero, hidden))
+    dense = blocks.mlp(hidden, f.integer("intermediate_size"))
+    half = (*attention, *dense, *blocks.norm("norms", hidden, count=2))
+    layer = Layer((state, state), (*half, *half, router, *experts[1:]))
+    return decoder.assemble(f, STYLE, (layer,) * count, hidden)
+
+
+# DeepSeek V4: tokens per compressed entry, by layer type and by `compress_ratios` value.
+V4_RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+V4_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention",
+            128: "heavily_compressed_attention"}  # fmt: skip
+
+
+def _v4_ratios(f: Fields, layers: int) -> list[int]:
+    """Tokens per compressed entry of each layer: 0 (window only), 4 or 128."""
+    types = f.strings("layer_types")
+    if types is None and f.has("compress_ratios"):
+        ratios = f.integers("compress_ratios", high=MAX_TOKENS) or []
+        if len(ratios) < layers:
+            f.fault("compress_ratios", ratios, f"one entry for each of the {layers} layers")
+            return [0] * layers
+        f.one_of("compress_ratios", [str(r) for r in ratios], [str(k) for k in V4_KINDS])
+        return ratios[:layers]
+    if types is None:
+        types = ["heavily_compressed_attention"] * min(layers, 2) + [
+            V4_KINDS[4 if i % 2 else 128] for i in range(max(layers - 2, 0))
+        ]
+    f.one_of("layer_types", types, V4_KINDS.values())
+    if len(types) < layers:
+        f.fault("layer_types", types, f"one entry for each of the {layers} layers")
+        return [0] * layers
+    return [V4_RATES.get(entry, 0) for entry in types[:layers]]
+
+
+def _v4_states(ratio: int, heads: int, width: int, window: int, index: int) -> tuple[State, ...]:
+    """A window of K=V rows; with a compressor one entry per `ratio` tokens, the tokens not yet
+    compressed with their gates (float32; twice the entries where windows overlap, ratio 4), and
+    on ratio-4 layers an indexer with the same at its own width."""
+    states: tuple[State, ...] = (Attention(heads, 1, width, 0, "sliding", window),)
+    if not ratio:
+        return states
+    states += (Latent(width, heads, width, width, stride=ratio),)
+    overlap = 2 if ratio == 4 else 1
+    pending = 2 * (overlap * ratio) * (overlap * width)
+    if ratio == 4:
+        states += (Index(index, stride=ratio),)
+        pending += 2 * (overlap * ratio) * (overlap * index)
+    return (*states, Recurrent("recurrent", ((pending, 0),), "float32"))
+
+
+def read_v4(f: Fields) -> ModelSpec:
+    """DeepSeek V4: shared-KV windows, compressed entries, an indexer on the ratio-4 layers."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    heads, width = f.integer("num_attention_heads"), f.integer("head_dim")
+    window = f.integer("sliding_window", high=MAX_TOKENS)
+    index = f.integer("index_head_dim")
+    ratios = _v4_ratios(f, count)
+    made = {
+        ratio: Layer(
+            _v4_states(ratio, heads, width, window, index), _v4_weights(f, ratio, hidden)
+        )
+        for ratio in set(ratios)
+    }
+    layers = tuple(made[ratio] for ratio in ratios)
+    template = Layer(
+        _v4_states(0, heads, width, window, index), _v4_weights(f, 0, hidden)
+    )
+    spec = decoder.assemble(f, STYLE, layers, hidden, template)
+    streams = f.integer("hc_mult")
+    collapse = Weight("hc_head", "mlp", (streams * streams * hidden + streams + 1,))
+    return replace(spec, head=(*spec.head, collapse))
+
+
+def _v4_weights(f: Fields, ratio: int, hidden: int) -> tuple[Weight, ...]:
+    heads, width = f.integer("num_attention_heads"), f.integer("head_dim")
+    rank, groups = f.integer("q_lora_rank"), f.integer("o_groups")
+    o_rank, streams = f.integer("o_lora_rank"), f.integer("hc_mult")
+    name = "self_attn"
+    mix = (2 + streams) * streams
+    inner = f.integer("moe_intermediate_size")
+    return (
+        *blocks.linear(f"{name}.q_a_proj", rank, hidden, part="attention"),
+        *blocks.norm(f"{name}.q_a_norm", rank),
+        *blocks.linear(f"{name}.q_b_proj", heads * width, rank, part="attention", units=heads),
+        *blocks.linear(f"{name}.kv_proj", width, hidden, part="attention"),
+        *blocks.norm(f"{name}.kv_norm", width),
+        *blocks.linear(
+            f"{name}.o_a_proj", groups * o_rank, heads * width // groups, part="attention",
+            units=groups,
+        ),
+        *blocks.linear(
+            f"{name}.o_b_proj", hidden, groups * o_rank, part="attention", units=groups, rows=True
+        ),
+        Weight(f"{name}.sinks", "attention", (heads,), heads),
+        *_v4_compressor(f, ratio, hidden),
+        *blocks.experts(
+            hidden, inner, f.integer("num_experts"), f.integer("num_experts_per_tok")
+        ),
+        *blocks.mlp(
+            hidden, inner * f.integer("n_shared_experts", 1), name="mlp.shared_experts"
+        ),
+        *blocks.norm("norms", hidden, count=2),
+        Weight("hyper_connections", "mlp", (2, mix * streams * hidden + mix + 3)),
+    )  # fmt: skip
+
+
+def _v4_compressor(f: Fields, ratio: int, hidden: int) -> tuple[Weight, ...]:
+    if not ratio:
+        return ()
+    width, overlap = f.integer("head_dim"), 2 if ratio == 4 else 1
+
+    def compressor(name: str, size: int) -> tuple[Weight, ...]:
+        wide = overlap * size
+        return (
+            *blocks.linear(f"{name}.kv_proj", wide, hidden, part="attention"),
+            *blocks.linear(f"{name}.gate_proj", wide, hidden, part="attention"),
+            Weight(f"{name}.position_bias", "attention", (ratio, wide)),
+            *blocks.norm(f"{name}.kv_norm", size),
+        )
+
+    weights = compressor("self_attn.compressor", width)
+    if ratio != 4:
+        return weights
+    heads, index = f.integer("index_n_heads"), f.integer("index_head_dim")
+    name = "self_attn.compressor.indexer"
+    return (
+        *weights,
+        *compressor(name, index),
+        *blocks.linear(f"{name}.q_b_proj", heads * index, f.integer("q_lora_rank"), part="attention"),
+        *blocks.linear(f"{name}.weights_proj", heads, hidden, part="attention"),
+    )  # fmt: skip

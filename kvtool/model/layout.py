@@ -1,0 +1,180 @@
+"""Which layers do what: attention kinds, windows, experts, kv heads, from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtool.model.fields import MAX_TOKENS, Fields, as_integer
+
+# Names of `layer_types` entries, old and new, and what they mean here.
+LAYER_TYPES = {
+    "full_attention": "full",
+    "attention": "full",
+    "global_attention": "full",
+    "full": "full",
+    "global": "full",
+    "sliding_attention": "sliding",
+    "sliding_window": "sliding",
+    "sliding_window_attention": "sliding",
+    "local_attention": "sliding",
+    "local": "sliding",
+    "swa": "sliding",
+    "chunked_attention": "chunked",
+    "linear_attention": "linear",
+    "linear": "linear",
+    "mamba": "linear",
+    "mamba2": "linear",
+    "recurrent": "linear",
+    "conv": "conv",
+    "short_conv": "conv",
+    "indexed_attention": "full",
+    "deepseek_sparse_attention": "full",
+    "minimax_m3_sparse": "full",
+    "moe": "none",
+    "mlp": "none",
+}
+
+# How a class that has windows spells its schedule when no layer_types are given.
+Rule = str
+
+
+def num_layers(f: Fields) -> int:
+    return f.integer("num_hidden_layers", high=10_000)
+
+
+def window(f: Fields) -> int | None:
+    """The sliding window in tokens; None when absent, null, zero or switched off."""
+    if f.nulled("sliding_window"):
+        return None
+    value = f.optional("sliding_window", low=0, high=MAX_TOKENS)
+    if value is None:
+        value = f.optional("attention_window_size", low=0, high=MAX_TOKENS)
+    if f.flag("use_sliding_window", True) is False:
+        return None
+    return value or None
+
+
+def layer_kinds(f: Fields, layers: int, rule: Rule = "full") -> list[str]:
+    """The kind of every layer: `full`, `sliding`, `chunked`, `linear`, `conv` or `none`.
+
+    `layer_types` decides where the configuration has it, or MiMo-V2's `hybrid_layer_pattern` (1 is
+    sliding); else `rule` does, as the class would:
+    `full`, `sliding` (all), `switch` (from max_window_layers on), `even` (sliding on layers 0, 2,
+    ..), `period:P` (full on every P-th layer), `chunked` (where layers use rotary positions).
+    """
+    listed = f.strings("layer_types")
+    if listed is not None:
+        if len(listed) != layers:
+            f.fault("layer_types", listed, f"one entry for each of the {layers} layers")
+            return ["full"] * layers
+        f.one_of("layer_types", listed, LAYER_TYPES)
+        return [LAYER_TYPES.get(entry, "full") for entry in listed]
+    pattern = f.integers("hybrid_layer_pattern", high=1)
+    if pattern is not None:
+        if len(pattern) != layers:
+            f.fault("hybrid_layer_pattern", pattern, f"one entry for each of the {layers} layers")
+            return ["full"] * layers
+        return ["sliding" if entry else "full" for entry in pattern]
+    return _by_rule(f, layers, rule)
+
+
+def _by_rule(f: Fields, layers: int, rule: Rule) -> list[str]:
+    name, _, argument = rule.partition(":")
+    if name == "switch":
+        first = f.integer("max_window_layers", layers, low=0)
+        return ["sliding" if i >= first else "full" for i in range(layers)]
+    if name == "period":
+        return periodic(f, layers, int(argument))
+    if name == "even":
+        return ["full" if i % 2 else "sliding" for i in range(layers)]
+    if name == "chunked":
+        return ["chunked" if rotary else "full" for rotary in rotary_layers(f, layers)]
+    return [name] * layers
+
+
+def periodic(f: Fields, layers: int, period: int) -> list[str]:
+    """Sliding layers with a full one at the end of each period, given as P or as `LLLG`."""
+    for name in ("sliding_window_pattern", "_sliding_window_pattern"):
+        if not f.has(name):
+            continue
+        pattern = f.raw.get(name, f.defaults.get(name))
+        if isinstance(pattern, str):
+            pattern = f.text(name)
+            if not pattern or set(pattern) - {"L", "G"}:
+                f.fault(name, pattern, "a number or a string of L and G")
+                return ["full"] * layers
+            return ["sliding" if pattern[i % len(pattern)] == "L" else "full" for i in range(layers)]  # fmt: skip
+        period = f.integer(name)
+    return ["sliding" if (i + 1) % period else "full" for i in range(layers)]
+
+
+def rotary_layers(f: Fields, layers: int) -> list[bool]:
+    """Which layers use rotary positions: `no_rope_layers` (1 = yes), else all but each n-th."""
+    listed = f.integers("no_rope_layers", high=1)
+    if listed:
+        if len(listed) != layers:
+            f.fault("no_rope_layers", listed, f"one entry for each of the {layers} layers")
+            return [True] * layers
+        return [bool(value) for value in listed]
+    interval = f.integer("no_rope_layer_interval", 4)
+    return [bool((i + 1) % interval) for i in range(layers)]
+
+
+def moe_layers(f: Fields, layers: int) -> list[bool]:
+    """Which layers have experts instead of a plain MLP."""
+    if not f.integer("num_experts", 0, low=0):
+        return [False] * layers
+    types = f.strings("mlp_layer_types")
+    if types is not None and len(types) == layers:
+        f.one_of("mlp_layer_types", types, ("dense", "sparse"))
+        return [entry == "sparse" for entry in types]
+    chosen = _chosen(f, layers)
+    dense = set(f.integers("mlp_only_layers") or ())
+    return [chosen[i] and i not in dense for i in range(layers)]
+
+
+def _chosen(f: Fields, layers: int) -> list[bool]:
+    for name in ("moe_layer_freq", "moe_layer_interval"):
+        listed = f.raw.get(name)
+        if isinstance(listed, list):
+            return [bool(value) for value in f.per_layer(name, layers)]
+    if f.has("moe_layers"):
+        return _member(f.integers("moe_layers") or (), layers)
+    if f.has("moe_layers_enum"):
+        numbers = [as_integer(int(v)) for v in f.text("moe_layers_enum").split(",") if v.isdigit()]
+        return _member([n for n in numbers if n is not None], layers)
+    if f.has("interleave_moe_layer_step"):
+        step = f.integer("interleave_moe_layer_step", low=0)
+        return [bool(step) and i % step == step - 1 for i in range(layers)]
+    if f.has("decoder_sparse_step"):
+        step = f.integer("decoder_sparse_step", low=1)
+        return [(i + 1) % step == 0 for i in range(layers)]
+    if f.has("expert_layer_period"):
+        period = f.integer("expert_layer_period")
+        offset = f.integer("expert_layer_offset", 0, low=0)
+        return [i % period == offset for i in range(layers)]
+    if f.has("moe_layer_start_index"):
+        return _range(f, layers)
+    first = f.integer("first_k_dense_replace", 0, low=0) or f.integer("num_dense_layers", 0, low=0)
+    freq = f.integer("moe_layer_freq", 1)
+    return [i >= first and i % freq == 0 for i in range(layers)]
+
+
+def _range(f: Fields, layers: int) -> list[bool]:
+    start = f.integer("moe_layer_start_index", low=0)
+    end = f.integer("moe_layer_end_index", layers - 1, low=-1)
+    interval = f.integer("moe_layer_interval", 1)
+    end = layers - 1 if end == -1 else end
+    return [start <= i <= end and (i + 1) % interval == 0 for i in range(layers)]
+
+
+def _member(numbers: Sequence[int], layers: int) -> list[bool]:
+    found = set(numbers)
+    return [i in found for i in range(layers)]
+
+
+def max_context(f: Fields) -> int | None:
+    """Tokens that the configuration says the model was made for; None where it does not say."""
+    value = f.optional("max_position_embeddings", high=MAX_TOKENS)
+    longest = f.optional("model_max_length", high=MAX_TOKENS)
+    return max(filter(None, (value, longest)), default=None)

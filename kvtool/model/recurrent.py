@@ -1,0 +1,294 @@
+"""Hybrids whose layers keep a linear-attention state or a short convolution."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvtool.model import blocks, decoder, latent, layout
+from kvtool.model.fields import Fields
+from kvtool.model.spec import Attention, Layer, ModelSpec, Recurrent, State, Weight
+from kvtool.model.styles import PLAIN, Style
+
+QWEN_NEXT = replace(
+    PLAIN, qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head",
+    shared="gated", shared_gate=True,
+)  # fmt: skip
+
+
+def state_dtype(f: Fields, default: str) -> str:
+    """Element type of recurrent states: the configuration's own field, else `default`."""
+    for name in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"):
+        if f.has(name):
+            found = f.text(name)
+            return default if found == "auto" else f.dtype_name(name, found)
+    return default
+
+
+def _full_kinds(f: Fields, layers: int, interval: int) -> list[str]:
+    if f.strings("layer_types") is not None:
+        return layout.layer_kinds(f, layers)
+    return ["linear" if (i + 1) % interval else "full" for i in range(layers)]
+
+
+def _attention_state(f: Fields) -> Attention:
+    heads = f.integer("num_attention_heads")
+    width = decoder.head_dim(f, heads)
+    kv = f.integer("num_key_value_heads", heads)
+    if heads % kv:
+        f.fault("num_key_value_heads", kv, f"a divisor of the {heads} attention heads")
+    return Attention(heads, kv, width, f.integer("v_head_dim", width))
+
+
+def _assemble(
+    f: Fields, style: Style, kinds: list[str], made: dict[tuple[str, bool], Layer]
+) -> ModelSpec:
+    """The model whose i-th layer is `made[kind, has experts]`."""
+    hidden = f.integer("hidden_size")
+    moe = layout.moe_layers(f, len(kinds))
+    layers = tuple(
+        Layer(made[kind, sparse].states, made[kind, sparse].weights)
+        for kind, sparse in zip(kinds, moe, strict=True)
+    )
+    unique = {layer: layer for layer in layers}
+    layers = tuple(unique[layer] for layer in layers)
+    template = next((layer for layer in reversed(layers) if _attends(layer)), layers[-1])
+    return decoder.assemble(f, style, layers, hidden, template)
+
+
+def _attends(layer: Layer) -> bool:
+    return any(not isinstance(state, Recurrent) for state in layer.states)
+
+
+def _with_mlps(
+    f: Fields, style: Style, mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]]
+) -> dict[tuple[str, bool], Layer]:
+    """A layer for each mixer, once with a plain MLP and once with experts, as far as needed."""
+    hidden = f.integer("hidden_size")
+    found = layout.moe_layers(f, layout.num_layers(f))
+    mlps = {sparse: decoder.feed_forward(f, style, hidden, sparse=sparse) for sparse in set(found)}
+    return {
+        (kind, sparse): Layer(states, weights + mlp + blocks.norm("norms", hidden, count=2))
+        for kind, (states, weights) in mixers.items()
+        for sparse, mlp in mlps.items()
+    }
+
+
+def read_delta(f: Fields, *, interval: int = 4) -> ModelSpec:
+    """Qwen3-Next and Qwen3.5: gated delta nets, every fourth layer gated attention."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    kinds = _full_kinds(f, count, f.integer("full_attention_interval", interval))
+    shape = (
+        f.integer("linear_num_key_heads"),
+        f.integer("linear_num_value_heads"),
+        f.integer("linear_key_head_dim"),
+        f.integer("linear_value_head_dim"),
+        f.integer("linear_conv_kernel_dim"),
+    )
+    state = _attention_state(f)
+    style = replace(QWEN_NEXT, output_gate=f.flag("attn_output_gate", True))
+    full = decoder.attention_weights(f, style, state, hidden)
+    linear = blocks.delta_net(hidden, *shape)
+    mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
+        "full": ((state,), full),
+        "linear": (blocks.delta_state(*shape, f.dtype, state_dtype(f, f.dtype)), linear),
+    }
+    return _assemble(f, style, kinds, _with_mlps(f, style, mixers))
+
+
+def read_olmo_hybrid(f: Fields) -> ModelSpec:
+    """OLMo-Hybrid: gated delta nets with separate projections, every fourth layer attention."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    heads = f.integer("num_attention_heads")
+    kinds = _full_kinds(f, count, 4)
+    if "full" not in kinds:
+        kinds[-1] = "full"
+    keys, values = f.integer("linear_num_key_heads", heads), f.integer("linear_num_value_heads", heads)  # fmt: skip
+    key_dim = f.integer("linear_key_head_dim", int(0.75 * hidden / keys))
+    value_dim = f.integer("linear_value_head_dim", 2 * key_dim)
+    shape = (keys, values, key_dim, value_dim, f.integer("linear_conv_kernel_dim", 4))
+    state = _attention_state(f)
+    style = replace(PLAIN, qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="full")
+    mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
+        "full": ((state,), decoder.attention_weights(f, style, state, hidden)),
+        "linear": (
+            blocks.delta_state(*shape, f.dtype, state_dtype(f, f.dtype)),
+            blocks.delta_net(hidden, *shape),
+        ),
+    }
+    return _assemble(f, style, kinds, _with_mlps(f, style, mixers))
+
+
+def _kda_kinds(f: Fields, section: Fields, layers: int) -> list[str]:
+    """Full and linear layers: `layer_types`, else the 1-based lists of `linear_attn_config`."""
+    if f.strings("layer_types") is not None:
+        return layout.layer_kinds(f, layers)
+    full = section.integers("full_attn_layers", low=1, high=layers)
+    linear = section.integers("kda_layers", low=1, high=layers)
+    if full is None or linear is None:
+        return ["full" if i and i % 4 == 0 else "linear" for i in range(layers)]
+    if sorted(full + linear) != list(range(1, layers + 1)):
+        section.fault("full_attn_layers", full, f"with kda_layers a partition of 1..{layers}")
+        return ["full"] * layers
+    return ["full" if i + 1 in set(full) else "linear" for i in range(layers)]
+
+
+def read_kda(f: Fields) -> ModelSpec:
+    """Kimi Linear and Kimi K3: Kimi delta attention with float32 states, latent attention between."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    section = f.child("linear_attn_config", model_type=f.model_type)
+    kinds = _kda_kinds(f, section, count)
+    heads = section.integer("num_heads", f.integer("linear_num_heads", 32))
+    width = section.integer("head_dim", f.integer("linear_head_dim", 128))
+    kernel = section.integer("short_conv_kernel_size", f.integer("linear_conv_kernel_dim", 4))
+    state = latent.latent_state(f, f.integer("num_attention_heads"))
+    weights = latent.latent_weights(f, state, hidden)
+    if f.flag("mla_use_output_gate"):
+        out = state.num_q_heads * state.v_head_dim
+        weights += blocks.linear("self_attn.g_proj", out, hidden, part="attention", units=state.num_q_heads)  # fmt: skip
+    full_gate = section.flag("use_full_rank_gate", False)
+    linear = (
+        Recurrent("conv", ((3 * heads * width * (kernel - 1), heads),), f.dtype),
+        Recurrent("recurrent", ((heads * width * width, heads),), state_dtype(f, "float32")),
+    )
+    mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
+        "full": ((state,), weights),
+        "linear": (linear, blocks.kda(hidden, heads, width, kernel, full_gate=full_gate)),
+    }
+    style = replace(PLAIN, shared="gated")
+    spec = _assemble(f, style, kinds, _with_mlps(f, style, mixers))
+    if f.has("routed_expert_hidden_size") or f.has("attn_res_block_size"):
+        return replace(
+            spec,
+            weights_known=False,
+            notes=("parameters of Kimi K3's latent experts and attention residuals are not known",),
+        )
+    return spec
+
+
+def read_lightning(f: Fields) -> ModelSpec:
+    """MiniMax-01: lightning attention keeps one matrix per head, every eighth layer attends in full."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    listed = f.integers("attn_type_list", high=1)
+    if listed is not None and len(listed) != count:
+        f.fault("attn_type_list", listed, f"one entry for each of the {count} layers")
+        listed = None
+    if listed is not None:
+        kinds = ["full" if entry else "linear" for entry in listed]
+    elif f.strings("layer_types") is not None:
+        kinds = layout.layer_kinds(f, count)
+    else:
+        kinds = ["linear" if (i + 1) % 2 else "full" for i in range(count)]
+    state = _attention_state(f)
+    heads, width = state.num_q_heads, state.head_dim
+    inner = heads * width
+    name = "self_attn"
+    linear = (
+        *blocks.linear(f"{name}.qkv_proj", 3 * inner, hidden, part="recurrent", units=heads),
+        *blocks.linear(f"{name}.output_gate", inner, hidden, part="recurrent", units=heads),
+        Weight(f"{name}.norm", "norm", (inner,), heads),
+        *blocks.linear(f"{name}.out_proj", hidden, inner, part="recurrent", units=heads, rows=True),
+    )
+    kept = (Recurrent("recurrent", ((heads * width * width, heads),), state_dtype(f, f.dtype)),)
+    mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
+        "full": ((state,), decoder.attention_weights(f, PLAIN, state, hidden)),
+        "linear": (kept, linear),
+    }
+    return _assemble(f, PLAIN, kinds, _with_mlps(f, PLAIN, mixers))
+
+
+def read_lfm2(f: Fields) -> ModelSpec:
+    """LFM2: gated short convolutions that keep kernel-1 columns, attention on some layers."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    full = f.integers("full_attn_idxs", high=count - 1)
+    if f.strings("layer_types") is not None:
+        kinds = layout.layer_kinds(f, count)
+    else:
+        chosen = set(range(count) if full is None else full)
+        kinds = ["full" if i in chosen else "conv" for i in range(count)]
+    state = _attention_state(f)
+    kernel, bias = f.integer("conv_L_cache", 3), f.flag("conv_bias", False)
+    conv: tuple[Weight, ...] = (
+        *blocks.linear("conv.in_proj", 3 * hidden, hidden, part="recurrent", units=hidden, bias=bias),
+        Weight("conv.conv", "recurrent", (hidden, kernel), hidden),
+        *blocks.linear(
+            "conv.out_proj", hidden, hidden, part="recurrent", units=hidden, bias=bias, rows=True
+        ),
+    )  # fmt: skip
+    if bias:
+        conv += (Weight("conv.conv.bias", "recurrent", (hidden,), hidden),)
+    style = replace(PLAIN, qk_norm="head")
+    mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
+        "full": ((state,), decoder.attention_weights(f, style, state, hidden)),
+        "conv": ((Recurrent("conv", ((hidden * (kernel - 1), hidden),), f.dtype),), conv),
+    }
+    return _assemble(f, style, kinds, _with_mlps(f, style, mixers))
+
+
+def read_griffin(f: Fields) -> ModelSpec:
+    """RecurrentGemma: gated linear recurrences in float32, every third layer a sliding window."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    pattern = f.strings("block_types") or ["recurrent", "recurrent", "attention"]
+    f.one_of("block_types", pattern, ("recurrent", "attention"))
+    kinds = ["linear" if pattern[i % len(pattern)] == "recurrent" else "sliding" for i in range(count)]  # fmt: skip
+    width = f.integer("lru_width", hidden)
+    kernel = f.integer("conv1d_width", 4)
+    state = replace(
+        _attention_state(f), kind="sliding", limit=f.integer("attention_window_size", 2048)
+    )
+    heads = state.num_q_heads
+    block = width // heads
+    recurrent = (
+        *blocks.linear("temporal_block.linear_y", width, hidden, part="recurrent", units=heads, bias=True),
+        *blocks.linear("temporal_block.linear_x", width, hidden, part="recurrent", units=heads, bias=True),
+        *blocks.linear(
+            "temporal_block.linear_out", hidden, width, part="recurrent", units=heads, bias=True,
+            rows=True,
+        ),
+        Weight("temporal_block.conv_1d", "recurrent", (width, kernel + 1), heads),
+        Weight("temporal_block.rg_lru.gates", "recurrent", (2, heads, block, block + 1), heads),
+        Weight("temporal_block.rg_lru.recurrent_param", "recurrent", (width,), heads),
+    )  # fmt: skip
+    kept = (
+        Recurrent("conv", ((width * (kernel - 1), heads),), f.dtype),
+        Recurrent("recurrent", ((width, heads),), "float32"),
+    )
+    attention = blocks.attention(
+        state, hidden, qkv_bias=f.flag("attention_bias", False), o_bias=True
+    )
+    inner = f.integer("intermediate_size") // 2
+    tail = blocks.mlp(hidden, inner, bias=True) + blocks.norm("norms", hidden, count=2)
+    made = {"linear": Layer(kept, recurrent + tail), "sliding": Layer((state,), attention + tail)}
+    return decoder.assemble(f, PLAIN, tuple(made[kind] for kind in kinds), hidden)
+
+
+def read_rwkv(f: Fields) -> ModelSpec:
+    """RWKV: two shifted inputs per layer, and per channel three float32 sums (v4) or per head a
+    float32 matrix (v5 to v7)."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    inner = f.integer("attention_hidden_size", hidden)
+    shifts = Recurrent("conv", ((2 * hidden, 0),), f.dtype)
+    if f.model_type == "rwkv":
+        kept: tuple[State, ...] = (shifts, Recurrent("recurrent", ((3 * inner, inner),), "float32"))
+        ff = f.integer("intermediate_size", 4 * hidden)
+        weights = (
+            Weight("attention.mix", "recurrent", (3, hidden)),
+            Weight("attention.time", "recurrent", (2, inner), inner),
+            *blocks.linear("attention.kvr", 3 * inner, hidden, part="recurrent", units=inner),
+            *blocks.linear("attention.output", hidden, inner, part="recurrent", units=inner, rows=True),
+            Weight("feed_forward.mix", "mlp", (2, hidden)),
+            *blocks.linear("feed_forward.key", ff, hidden, part="mlp", units=ff),
+            *blocks.linear("feed_forward.receptance", hidden, hidden, part="mlp"),
+            *blocks.linear("feed_forward.value", hidden, ff, part="mlp", units=ff, rows=True),
+            *blocks.norm("norms", hidden, bias=True, count=2),
+        )  # fmt: skip
+        spec = decoder.assemble(
+            f, replace(PLAIN, norm_bias=True), (Layer(kept, weights),) * count, hidden
+        )
+        return replace(spec, embedding=spec.embedding + blocks.norm("pre_ln", hidden, bias=True))
+    size = f.integer("head_size", f.integer("head_dim", 64))
+    heads = f.integer("num_heads", inner // size)
+    kept = (shifts, Recurrent("recurrent", ((heads * size * size, heads),), "float32"))
+    spec = decoder.assemble(f, PLAIN, (Layer(kept),) * count, hidden)
+    return replace(
+        spec, weights_known=False, notes=(f"parameters of {f.model_type} are not counted here",)
+    )
