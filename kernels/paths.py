@@ -22,15 +22,27 @@ def make_plan(call: Call, variant: str | None) -> Plan:
 
     Raises DeviceError where Triton cannot run, ShapeError for shapes its kernels do not take.
     """
-    path = call.path or ("triton" if call.q.is_cuda and find_spec("triton") else "torch")
-    plan = host_plan(call, path, variant)
-    return plan if path == "torch" else replace(plan, tables=_triton_tables(call, plan))
+    return with_tables(call, host_plan(call, choose_path(call), variant))
 
 
-def run(call: Call, plan: Plan) -> Tensor:
-    """o: [B, T, H, D] in q.dtype, by the path of the plan."""
+def choose_path(call: Call) -> str:
+    """The path asked for, else Triton where it can run."""
+    return call.path or ("triton" if call.q.is_cuda and find_spec("triton") else "torch")
+
+
+def with_tables(call: Call, plan: Plan) -> Plan:
+    """The plan with what its path keeps on the device; a torch plan as it is."""
+    return plan if plan.path == "torch" else replace(plan, tables=_triton_tables(call, plan))
+
+
+def run(call: Call, plan: Plan, lse: Tensor | None = None) -> Tensor:
+    """o: [B, T, H, D] in q.dtype, by the path of the plan.
+
+    lse: [B, T, H] float32, filled with the base 2 log-sum-exp of each row, except by a
+      Triton decode.
+    """
     if plan.path == "torch":
-        return tiled(call, plan)
+        return tiled(call, plan, lse)
     o = torch.empty_like(call.q) if call.out is None else call.out
     if min(plan.q_lens) < call.query_tokens:
         o.zero_()
@@ -41,7 +53,7 @@ def run(call: Call, plan: Plan) -> Tensor:
     else:
         from kvtool.kernels.flash_prefill import prefill
 
-        prefill(call, plan, o)
+        prefill(call, plan, o, lse)
     return o
 
 

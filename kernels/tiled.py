@@ -9,6 +9,8 @@ algorithm 1; LazyAttention, arXiv 2606.04302, section 3.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from kvtool.kernels.checks import Call
 from kvtool.kernels.plan import Document, Plan
 from kvtool.kernels.rope import rotate
 
+LOG2_E = math.log2(math.e)
 QUERY_TILE = 256
 KEY_TILE = 512
 
@@ -38,9 +41,9 @@ class Rows:
         self.acc = self.acc * alpha[..., None] + p @ v
         self.m_i = m_new
 
-    def log_sum_exp(self) -> Tensor:
-        """[Hkv, G*T] log of the sum of exp(score); -inf for a row that saw nothing."""
-        return self.m_i + self.l_i.log()
+    def log2_sum_exp2(self) -> Tensor:
+        """[Hkv, G*T] base 2 log-sum-exp of the scores; -inf for a row that saw nothing."""
+        return (self.m_i + self.l_i.log()) * LOG2_E
 
     def add_sinks(self, sinks: Tensor) -> None:
         """Adds exp(sink) to each row's sum. sinks: [Hkv, G*T]."""
@@ -56,8 +59,11 @@ class Rows:
         return self.acc / self.l_i.masked_fill(self.l_i == 0, 1.0)[..., None]
 
 
-def tiled(call: Call, plan: Plan) -> Tensor:
-    """o: [B, T, H, D] in q.dtype; sums are float32."""
+def tiled(call: Call, plan: Plan, lse: Tensor | None = None) -> Tensor:
+    """o: [B, T, H, D] in q.dtype; sums are float32.
+
+    lse: [B, T, H] float32, filled with the base 2 log-sum-exp of each row where given.
+    """
     o = torch.zeros_like(call.q) if call.out is None else call.out.zero_()
     for b, queries in enumerate(plan.q_lens):
         for first in range(0, queries, QUERY_TILE):
@@ -66,8 +72,11 @@ def tiled(call: Call, plan: Plan) -> Tensor:
             if call.sinks is not None:
                 sinks = call.sinks.view(call.num_kv_heads, call.group_size, 1)
                 rows.add_sinks(sinks.expand(-1, -1, last - first).flatten(1))
+            shape = (call.num_q_heads, last - first)
             tile = rows.output().unflatten(1, (call.group_size, last - first))
             o[b, first:last] = tile.flatten(0, 1).transpose(0, 1).to(o.dtype)
+            if lse is not None:
+                lse[b, first:last] = rows.log2_sum_exp2().reshape(shape).T
     return o
 
 

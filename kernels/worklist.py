@@ -3,7 +3,7 @@
 Prefill: one item per tile of query rows and kv head, the longest first, so that short ones fill
 the end. Decode: each sequence is cut into items of about equal tiles, as many as keep the GPU
 busy once; cuts fall anywhere, but a segment never crosses a document, so its query is turned
-once.
+once. The variant `merge` makes each document an item of its own.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def decode_tables(
     items, segments, first_items, owners = [], [], [0], []
     for b, (run, count) in enumerate(zip(runs, tiles, strict=True)):
         parts = max(1, -(-count // per_item))
-        for part in _cut(run, max(1, -(-count // parts)) * block_n, block_n):
+        tokens = max(1, -(-count // parts)) * block_n
+        cut = [[s] for s in run] if plan.variant == "merge" else _cut(run, tokens, block_n)
+        for part in cut:
             items.append((b, 0, 0, plan.q_lens[b], plan.q_starts[b], len(segments), len(part), 0))
             segments += part
             owners += [b] * len(part)
