@@ -269,6 +269,26 @@ def is_overruled(config_class: Any, name: str, value: Any) -> bool:
     return read(config, name) not in (None, value)
 
 
+def part_entry(config_class: Any, key: str, spec: Any) -> dict[str, Any]:
+    """How a composite class reads one nested config; what is empty is left out."""
+    values = {
+        name: value
+        for name, value in spec.init_kwargs.items()
+        if decides(name) and not isinstance(value, float) and name != "model_type"
+    }
+    short = read(build(config_class, **{key: {"model_type": spec.model_type}}), key)
+    kept = bool(values) and all(plain(read(short, n)) == plain(v) for n, v in values.items())
+    flat = read(read(build(config_class, vocab_size=99_999), key), "vocab_size") == 99_999
+    entry = {
+        "model_type": spec.model_type,
+        "fixed": not is_auto(spec),
+        "optional": spec.optional,
+        "flat": flat,
+        "defaults" if kept else "when_absent": values,
+    }
+    return {name: value for name, value in entry.items() if value}
+
+
 def class_entry(config_class: Any, ignored: set[str]) -> dict[str, Any]:
     """One line of the table; what is empty is left out."""
     config = build(config_class)
@@ -279,19 +299,6 @@ def class_entry(config_class: Any, ignored: set[str]) -> dict[str, Any]:
     if read(config, "is_encoder_decoder"):
         defaults["is_encoder_decoder"] = True
     rule = head_dim_rule(config_class, defaults)
-    parts = {
-        key: {
-            "model_type": spec.model_type,
-            "fixed": not is_auto(spec),
-            "optional": spec.optional,
-            "when_absent": {
-                name: value
-                for name, value in spec.init_kwargs.items()
-                if decides(name) and not isinstance(value, float) and name != "model_type"
-            },
-        }
-        for key, spec in text_parts(config_class)
-    }
     heterogeneous = config is not None and config.is_heterogeneous
     entry = {
         "defaults": defaults,
@@ -305,7 +312,7 @@ def class_entry(config_class: Any, ignored: set[str]) -> dict[str, Any]:
         "forced": {"tie_word_embeddings": True}
         if is_overruled(config_class, "tie_word_embeddings", False)
         else {},
-        "parts": {k: {n: v for n, v in part.items() if v} for k, part in parts.items()},
+        "parts": {key: part_entry(config_class, key, s) for key, s in text_parts(config_class)},
     }
     return {name: value for name, value in entry.items() if value}
 
