@@ -34,15 +34,13 @@ _DIRECT_BITS_WEIGHTED = 4
 _LOW_32 = 0xFFFF_FFFF
 
 
-def bytes_needed(
-    keys: Ints, sizes: Ints | int, request_starts: Ints | None = None
-) -> tuple[Ints, Ints]:
-    """Per touch, the smallest LRU budget that hits it, and its last earlier touch (-1 if none).
+def bytes_needed(keys: Ints, sizes: Ints | int, request_starts: Ints | None = None) -> Ints:
+    """Per touch, the smallest LRU budget that hits it; NEVER where there is no earlier touch.
 
     keys: [n] in the order of touching.  sizes: [n] bytes of the entry, the same whenever the key
     returns, or one number for all.  request_starts: [R + 1] first touch of each request when the
     whole request is looked up before it is touched; None when keys are looked up one at a time.
-    A key must not repeat inside a request in the first case. NEVER where there is no earlier touch.
+    A key must not repeat inside a request in the first case.
     """
     n = len(keys)
     previous = previous_touch(keys)
@@ -66,7 +64,7 @@ def bytes_needed(
         np.cumsum(sizes, out=total[1:])
         repeats = _smaller_before_weighted(by_falling_last, sizes[warm])
         needed[warm] = total[looked_up_at] - total[last] - repeats
-    return needed, previous
+    return needed
 
 
 def _earliest_reuse_first(warm: Ints, looked_up_at: Ints, previous: Ints, n: int) -> Ints:

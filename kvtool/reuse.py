@@ -25,6 +25,7 @@ from kvtool.workload.requests import (
     Bools,
     DocumentRequests,
     Ints,
+    by_position,
     position_in_request,
     request_of_access,
 )
@@ -152,18 +153,13 @@ def chain_keys(ids: Ints, starts: Ints) -> Ints:
 
     Position by position: the chain up to an id is the pair of the chain before it and the id.
     """
-    position = position_in_request(starts)
-    order = np.argsort(position, kind="stable")
-    ends = np.cumsum(np.bincount(position)) if len(position) else np.zeros(0, dtype=np.int64)
     keys = np.empty(len(ids), dtype=np.int64)
-    used = begin = 0
-    for slot, end in enumerate(ends):
-        here = order[begin:end]
-        chain = ids[here] if slot == 0 else _pair(keys[here - 1], ids[here])
+    used = 0
+    for slot, here in enumerate(by_position(starts)):
+        chain = _pair(keys[here - 1], ids[here]) if slot else ids[here]
         unique, inverse = np.unique(chain, return_inverse=True)
         keys[here] = inverse + used
         used += len(unique)
-        begin = end
     return keys
 
 

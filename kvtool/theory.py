@@ -1,8 +1,8 @@
 """Closed forms to hold a simulated hit rate against.
 
-- Che: an LRU of C entries keeps what was asked for within a time T with sum_i (1 - exp(-p_i T)) = C.
-  H. Che, Y. Tung, Z. Wang, IEEE JSAC 20(7), 2002; why it holds: C. Fricker, P. Robert, J. Roberts,
-  ITC 2012.
+- Che: an LRU of C entries keeps what was asked for within a time T that solves
+  sum_i (1 - exp(-p_i T)) = C. H. Che, Y. Tung, Z. Wang, IEEE JSAC 20(7), 2002; why it holds:
+  C. Fricker, P. Robert, J. Roberts, ITC 2012.
 - King: the exact LRU hit rate under independent references, by summing over every cached set.
   W. F. King, IFIP Congress 1971.
 - Static optimum: the mass of the C most popular; no policy without knowledge of the future beats

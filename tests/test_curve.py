@@ -48,7 +48,7 @@ def flat(requests: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 def test_curve_equals_an_ordered_dictionary_when_keys_are_looked_up_one_at_a_time(requests, size):
     keys, _ = flat(requests)
 
-    needed, _ = bytes_needed(keys, 1)
+    needed = bytes_needed(keys, 1)
 
     expected = lru_hits(requests, dict.fromkeys(range(12), 1), size, whole_request=False)
     assert (needed <= size).tolist() == expected
@@ -59,7 +59,7 @@ def test_curve_equals_an_ordered_dictionary_when_keys_are_looked_up_one_at_a_tim
 def test_curve_equals_an_ordered_dictionary_when_requests_are_looked_up_whole(requests, size):
     keys, starts = flat(requests)
 
-    needed, _ = bytes_needed(keys, 1, starts)
+    needed = bytes_needed(keys, 1, starts)
 
     expected = lru_hits(requests, dict.fromkeys(range(12), 1), size, whole_request=True)
     assert (needed <= size).tolist() == expected
@@ -77,7 +77,7 @@ def test_curve_equals_an_ordered_dictionary_with_unequal_bytes(requests, sizes, 
     by_key = dict(enumerate(sizes))
     budget = max(sizes[key] for key in keys) + more
 
-    needed, _ = bytes_needed(keys, np.array(sizes)[keys], starts if whole else None)
+    needed = bytes_needed(keys, np.array(sizes)[keys], starts if whole else None)
 
     assert (needed <= budget).tolist() == lru_hits(requests, by_key, budget, whole_request=whole)
 
@@ -89,7 +89,7 @@ def test_curve_equals_an_ordered_dictionary_beyond_one_block_of_ranks(touches, w
     keys = rng.zipf(1.3, touches) % 300
     sizes = rng.integers(1, 50, 300) if weighted else np.ones(300, dtype=np.int64)
 
-    needed, _ = bytes_needed(keys, sizes[keys] if weighted else 1)
+    needed = bytes_needed(keys, sizes[keys] if weighted else 1)
 
     for budget in (int(sizes.max()), 100, 1_000):
         expected = lru_hits(
@@ -103,7 +103,7 @@ def test_requests_of_hundreds_of_keys_are_looked_up_whole():
     requests = [rng.permutation(700)[:400].tolist() for _ in range(12)]
     keys, starts = flat(requests)
 
-    needed, _ = bytes_needed(keys, 1, starts)
+    needed = bytes_needed(keys, 1, starts)
 
     for size in (400, 500, 699):
         expected = lru_hits(requests, dict.fromkeys(range(700), 1), size, whole_request=True)
@@ -113,7 +113,7 @@ def test_requests_of_hundreds_of_keys_are_looked_up_whole():
 def test_huge_keys_count_like_their_ranks():
     keys = np.array([2**62, 5, 2**62, 5], dtype=np.int64)
 
-    needed, _ = bytes_needed(keys, 1)
+    needed = bytes_needed(keys, 1)
 
     assert needed.tolist() == [NEVER, NEVER, 2, 2]
 
@@ -121,9 +121,9 @@ def test_huge_keys_count_like_their_ranks():
 def test_no_touches_make_an_empty_curve():
     empty = np.zeros(0, dtype=np.int64)
 
-    needed, previous = bytes_needed(empty, 1)
+    needed = bytes_needed(empty, 1)
 
-    assert len(needed) == len(previous) == 0
+    assert len(needed) == 0
     assert hit_curve(needed, empty, empty, empty, 0).unlimited() == (0.0, 0.0, 0.0)
 
 

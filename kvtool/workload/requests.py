@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,17 @@ class BlockRequests:
 def position_in_request(starts: Ints) -> Ints:
     """[n] 0, 1, 2, .. within each request."""
     return np.arange(int(starts[-1]), dtype=np.int64) - np.repeat(starts[:-1], np.diff(starts))
+
+
+def by_position(starts: Ints) -> Iterator[Ints]:
+    """The accesses that are first in their request, then those that are second, and so on."""
+    position = position_in_request(starts)
+    order = np.argsort(position, kind="stable")
+    ends = np.cumsum(np.bincount(position)) if len(position) else np.zeros(0, dtype=np.int64)
+    begin = 0
+    for end in ends.tolist():
+        yield order[begin:end]
+        begin = end
 
 
 def request_of_access(starts: Ints) -> Ints:
