@@ -18,7 +18,7 @@ from torch import Tensor
 from kvtool.kernels.checks import Call
 from kvtool.kernels.launch import Tables, common_arguments, padded_dim
 from kvtool.kernels.plan import Plan
-from kvtool.kernels.tiles import attend, finish, partner_of, turned
+from kvtool.kernels.tiles import attend, finish, partner_of, row_offsets, turned
 
 CONFIGS = {
     16: (64, 3, 4),
@@ -69,7 +69,7 @@ def decode_kernel(
     live = t < queries
     d = tl.arange(0, DP)
     q_pos = q_start + t
-    q_at = q_ptr + b.to(tl.int64) * stride_qb + (t * stride_qt + h * stride_qh)[:, None]
+    q_at = q_ptr + row_offsets(b, t, h, stride_qb, stride_qt, stride_qh)[:, None]
     inside = live[:, None] & (d < D)[None, :]
     scale_h = scale
     v_scale_h = v_scale
@@ -95,11 +95,8 @@ def decode_kernel(
     if DOCUMENTS:
         first = tl.load(item + 5)
         count = tl.load(item + 6)
-    q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
-    if QUERY_TURN:
-        untouched = q
-        other_d = partner_of(d, R, D, INTERLEAVED)
-        other = tl.load(q_at + other_d[None, :], mask=inside, other=0.0)
+    if not QUERY_TURN:
+        q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
     for j in tl.range(0, count, num_stages=1):
         segment = first + j
         row0 = tl.load(segments_ptr + segment * 4)
@@ -111,7 +108,10 @@ def decode_kernel(
             rows = query_rows_ptr + (segment * max_queries + t) * (2 * D)
             c = tl.load(rows[:, None] + d[None, :], mask=inside, other=0.0)
             s = tl.load(rows[:, None] + D + d[None, :], mask=inside, other=0.0)
-            q = turned(untouched, other, c, s, FACTOR, R, d[None, :]).to(q_ptr.dtype.element_ty)
+            x = tl.load(q_at + d[None, :], mask=inside, other=0.0)
+            other_d = partner_of(d, R, D, INTERLEAVED)
+            other = tl.load(q_at + other_d[None, :], mask=inside, other=0.0)
+            q = turned(x, other, c, s, FACTOR, R, d[None, :]).to(q_ptr.dtype.element_ty)
         if KEY_TURN == 1:
             doc_c = tl.load(doc_rows_ptr + segment * (2 * D) + d, mask=d < D, other=0.0)
             doc_s = tl.load(doc_rows_ptr + segment * (2 * D) + D + d, mask=d < D, other=0.0)
@@ -129,7 +129,7 @@ def decode_kernel(
         if SINKS:
             sink = tl.load(sinks_ptr + h, mask=live, other=0.0) * 1.4426950408889634
         o, lse = finish(acc, l_i, m_i, sink, v_scale_h, SINKS)
-        o_at = o_ptr + b.to(tl.int64) * stride_ob + (t * stride_ot + h * stride_oh)[:, None]
+        o_at = o_ptr + row_offsets(b, t, h, stride_ob, stride_ot, stride_oh)[:, None]
         tl.store(o_at + d[None, :], o.to(o_ptr.dtype.element_ty), mask=inside)
     else:
         o, lse = finish(acc, l_i, m_i, sink, v_scale_h, False)

@@ -19,7 +19,7 @@ from torch import Tensor
 from kvtool.kernels.checks import Call
 from kvtool.kernels.launch import Tables, common_arguments, padded_dim
 from kvtool.kernels.plan import Plan
-from kvtool.kernels.tiles import attend, finish, partner_of, turned
+from kvtool.kernels.tiles import attend, finish, partner_of, row_offsets, turned
 
 CONFIGS = {
     16: (64, 64, 2, 4),
@@ -38,6 +38,47 @@ def config(call: Call) -> tuple[int, int, int, int]:
     if call.q.dtype == torch.float32:
         return FLOAT32_CONFIG
     return CONFIGS[padded_dim(call.head_dim)]
+
+
+@triton.jit
+def turn_queries(
+    q_ptr, o_ptr, rows_ptr, doc_rows_ptr, b, hk, first_row, queries,
+    stride_qb, stride_qt, stride_qh, stride_ob, stride_ot, stride_oh,
+    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FACTOR: tl.constexpr, KEY_TURN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Puts a tile of queries, turned from their untouched selves, where its output will go.
+
+    A tile turned in registers would spill the accumulator; a few rows at a time do not, and the
+    output rows, which nobody else touches, hold the tile until it is loaded as a whole.
+    """
+    ROWS: tl.constexpr = 16
+    d = tl.arange(0, DP)
+    other_d = partner_of(d, R, D, INTERLEAVED)
+    dims = d < D
+    doc_c = tl.load(doc_rows_ptr + d, mask=dims, other=0.0)[None, :]
+    doc_s = tl.load(doc_rows_ptr + D + d, mask=dims, other=0.0)[None, :]
+    tl.debug_barrier()
+    for first in tl.range(0, BLOCK_M, ROWS, num_stages=1):
+        row = first_row + first + tl.arange(0, ROWS)
+        t = row // G
+        h = hk * G + row % G
+        inside = (t < queries)[:, None] & dims[None, :]
+        q_at = q_ptr + row_offsets(b, t, h, stride_qb, stride_qt, stride_qh)[:, None]
+        o_at = o_ptr + row_offsets(b, t, h, stride_ob, stride_ot, stride_oh)[:, None]
+        x = tl.load(q_at + d[None, :], mask=inside, other=0.0)
+        other = tl.load(q_at + other_d[None, :], mask=inside, other=0.0)
+        rows = rows_ptr + t[:, None] * (2 * D) + d[None, :]
+        c = tl.load(rows, mask=inside, other=0.0)
+        s = tl.load(rows + D, mask=inside, other=0.0)
+        if KEY_TURN != 1:
+            pos_c = c
+            c = pos_c * doc_c + s * doc_s
+            s = s * doc_c - pos_c * doc_s
+        y = turned(x, other, c, s, FACTOR, R, d[None, :])
+        tl.store(o_at + d[None, :], y.to(o_ptr.dtype.element_ty), mask=inside)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -69,9 +110,8 @@ def prefill_kernel(
     q_pos = q_start + t
     pos_min = q_start + first_row // G
     pos_max = q_start + tl.minimum((first_row + BLOCK_M - 1) // G, queries - 1)
-    q_at = (
-        q_ptr + b.to(tl.int64) * stride_qb + (t.to(tl.int64) * stride_qt + h * stride_qh)[:, None]
-    )
+    q_at = q_ptr + row_offsets(b, t, h, stride_qb, stride_qt, stride_qh)[:, None]
+    o_at = o_ptr + row_offsets(b, t, h, stride_ob, stride_ot, stride_oh)[:, None]
     inside = live[:, None] & (d < D)[None, :]
     scale_h = scale
     v_scale_h = v_scale
@@ -103,7 +143,7 @@ def prefill_kernel(
     count = 1
     if DOCUMENTS:
         count = tl.load(item + 6)
-    else:
+    if not QUERY_TURN:
         q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
     for j in tl.range(0, count, num_stages=1):
         segment = first + j
@@ -112,23 +152,17 @@ def prefill_kernel(
         offset = tl.load(segments_ptr + segment * 4 + 2)
         doc_c = tl.zeros([DP], tl.float32)
         doc_s = tl.zeros([DP], tl.float32)
-        if DOCUMENTS:
-            q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
-        if QUERY_TURN:
+        if KEY_TURN == 1:
             doc_c = tl.load(doc_rows_ptr + segment * (2 * D) + d, mask=d < D, other=0.0)
             doc_s = tl.load(doc_rows_ptr + segment * (2 * D) + D + d, mask=d < D, other=0.0)
-            rows = query_rows_ptr + (b * max_queries + t) * (2 * D)
-            pos_c = tl.load(rows[:, None] + d[None, :], mask=inside, other=0.0)
-            pos_s = tl.load(rows[:, None] + D + d[None, :], mask=inside, other=0.0)
-            if KEY_TURN == 1:
-                c = pos_c
-                s = pos_s
-            else:
-                c = pos_c * doc_c[None, :] + pos_s * doc_s[None, :]
-                s = pos_s * doc_c[None, :] - pos_c * doc_s[None, :]
-            other_d = partner_of(d, R, D, INTERLEAVED)
-            other = tl.load(q_at + other_d[None, :], mask=inside, other=0.0)
-            q = turned(q, other, c, s, FACTOR, R, d[None, :]).to(q_ptr.dtype.element_ty)
+        if QUERY_TURN:
+            turn_queries(
+                q_ptr, o_ptr, query_rows_ptr + b * max_queries * (2 * D),
+                doc_rows_ptr + segment * (2 * D), b, hk, first_row, queries,
+                stride_qb, stride_qt, stride_qh, stride_ob, stride_ot, stride_oh,
+                G, D, DP, R, INTERLEAVED, FACTOR, KEY_TURN, BLOCK_M,
+            )  # fmt: skip
+            q = tl.load(o_at + d[None, :], mask=inside, other=0.0)
         hi = length
         full = length // BLOCK_N * BLOCK_N
         lo = 0
@@ -152,9 +186,7 @@ def prefill_kernel(
             KEY_TURN, TMA, STAGES, PRECISION,
         )  # fmt: skip
     o, lse = finish(acc, l_i, m_i, sink, v_scale_h, SINKS)
-    o_at = (
-        o_ptr + b.to(tl.int64) * stride_ob + (t.to(tl.int64) * stride_ot + h * stride_oh)[:, None]
-    )
+    o_at = o_ptr + row_offsets(b, t, h, stride_ob, stride_ot, stride_oh)[:, None]
     tl.store(o_at + d[None, :], o.to(o_ptr.dtype.element_ty), mask=inside)
     if LSE:
         tl.store(lse_ptr + (b * max_queries + t) * H + h, lse, mask=live)

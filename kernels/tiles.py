@@ -28,6 +28,12 @@ def turned(x, other, c, s, FACTOR: tl.constexpr, R: tl.constexpr, d):
 
 
 @triton.jit
+def row_offsets(b, t, h, stride_b, stride_t, stride_h):
+    """[M] int64 element offsets of rows (t, h) of sequence b."""
+    return b.to(tl.int64) * stride_b + t.to(tl.int64) * stride_t + h * stride_h
+
+
+@triton.jit
 def key_offsets(table_ptr, row, valid, stride_block, stride_row, BLOCK_SIZE: tl.constexpr):
     """[BLOCK_N] int64 element offsets of key rows; BLOCK_SIZE 0 means contiguous rows."""
     if BLOCK_SIZE == 0:
