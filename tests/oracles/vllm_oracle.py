@@ -118,7 +118,6 @@ class Build:
         if window:
             spec = specs.SlidingWindowSpec(
                 **common, head_size_v=v_dim or dim, sliding_window=window,
-                **({"dcp_sharded": False} if self.vllm.is_new else {}),
             )  # fmt: skip
             return self.packed(spec)
         return self.packed(specs.FullAttentionSpec(**common, head_size_v=v_dim or dim))
@@ -233,7 +232,7 @@ class Build:
         state = self.state(shapes, dtypes, checkpoint)
         for mark in marks:
             yield [state] if mark == "M" else [self.attention(heads, dim)] if mark == "*" else []
-        if self.case["mtp"]:
+        for _ in range(self.case["mtp"] + self.case["eagle_layers"]):
             yield [self.attention(heads, dim)]
 
     def _raise_block(self, heads: int, dim: int, shapes: Any, dtypes: tuple[Any, ...]) -> None:
@@ -512,7 +511,7 @@ SPECIAL: list[Case] = [
     *({"model": "deepseek-v3", "tp": 8, "dcp": d, "block_size": 64} for d in (2, 4, 8)),
     *({"model": "glm-5", "tp": 8, "mtp": on, "block_size": 64, "kv_dtype": "fp8_ds_mla"}
       for on in (True, False)),
-    *({"model": "qwen3-next-80b", "mtp": True, "num_speculative_tokens": n} for n in (1, 2, 3)),
+    *({"model": "qwen3-next-80b", "eagle_layers": 1, "num_speculative_tokens": n} for n in (1, 2, 3)),
     *({"model": "qwen3.5-27b", "mtp": True, "num_speculative_tokens": n} for n in (1, 3)),
     *({"model": m, "eagle_layers": 1, "context": n}
       for m in ("llama-3.1-8b", "gpt-oss-120b", "command-r7b") for n in (8192, 65536)),

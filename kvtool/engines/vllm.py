@@ -1,0 +1,92 @@
+"""vLLM (V1): what a request reserves in pages and groups, and what the pool holds.
+
+The rules are vLLM's own, by release, and are checked against its planning code (tests/oracles).
+`vllm_specs` gives every layer its page, `vllm_groups` puts layers on block tables, `vllm_plan`
+counts blocks, `vllm_memory` estimates the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtool.engines.base import Budget, Deployment, Estimate, Pool, Reserve
+from kvtool.engines.vllm_groups import layout
+from kvtool.engines.vllm_options import Settings, settle
+from kvtool.engines.vllm_plan import Plan
+from kvtool.engines.vllm_releases import CHECKED, Release, find_release
+from kvtool.engines.vllm_specs import entries
+from kvtool.kvcache import check_parallel
+from kvtool.model.spec import Layer, ModelSpec
+
+NAME = "vllm"
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """The adapter for one version."""
+
+    version: str
+    release: Release
+    name: str = NAME
+
+    def reserve(
+        self,
+        model: ModelSpec,
+        context_tokens: int,
+        batch_size: int = 1,
+        deployment: Deployment = Deployment(),
+        budget: Budget | None = None,
+    ) -> Reserve:
+        """What a request of `context_tokens` takes, and what the pool of `budget` holds.
+
+        Raises UsageError for what cannot be (options, dtypes, ranks), KvtoolError for models that
+        vLLM or this adapter does not cover.
+        """
+        check_parallel(model, deployment.parallel)
+        device = budget.device if budget else None
+        settings = settle(model, context_tokens, deployment, self.release, device)
+        found = entries(model, settings.rules, _extra_layers(model, deployment))
+        plan = Plan(layout(found, settings.rules), settings.rules)
+        return Reserve(
+            engine=self.name,
+            version=self.version,
+            kv=settings.rules.kv,
+            context_tokens=context_tokens,
+            batch_size=batch_size,
+            block_size=plan.block_size,
+            bytes_per_block=plan.bytes_per_block,
+            blocks_per_request=plan.blocks_per_request,
+            request_bytes=plan.request_bytes,
+            cache_bytes=batch_size * plan.request_bytes,
+            cluster_bytes=batch_size * plan.cluster_request_bytes,
+            groups=plan.groups(),
+            reasons=plan.reasons(),
+            settings=settings.shown(),
+            pool=_pool(plan, settings, batch_size, budget) if found else None,
+            warnings=settings.warnings + self._warnings(),
+        )
+
+    def _warnings(self) -> tuple[str, ...]:
+        if self.version in CHECKED:
+            return ()
+        return (f"vLLM {self.version}: the rules of {self.release.version} on, not checked here",)
+
+
+def load(version: str | None = None) -> Vllm:
+    """The adapter for `version`, the newest known when None; UsageError for an unknown one."""
+    return Vllm(*find_release(version))
+
+
+def _extra_layers(model: ModelSpec, deployment: Deployment) -> tuple[Layer, ...]:
+    """Layers a drafter adds on the last stage: the model's own MTP layers, another model's."""
+    own = model.mtp_layers if deployment.mtp else ()
+    return (*own, *(deployment.draft.layers if deployment.draft else ()))
+
+
+def _pool(plan: Plan, settings: Settings, batch_size: int, budget: Budget | None) -> Pool | None:
+    pool_bytes, num_blocks = settings.pool_bytes, settings.num_blocks
+    if budget is not None and budget.is_given:
+        pool_bytes, num_blocks = budget.pool_bytes, budget.num_blocks
+    if pool_bytes is None and num_blocks is None:
+        return None
+    return plan.pool(Estimate.exact(pool_bytes or 0), num_blocks, batch_size, ())
