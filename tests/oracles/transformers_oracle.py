@@ -561,7 +561,12 @@ def deliver(text: str, file: Path, check: bool) -> int:
         return 0
     committed = file.read_text("utf-8") if file.exists() else ""
     lines = difflib.unified_diff(
-        committed.splitlines(), text.splitlines(), f"{file.name} (committed)", "transformers", n=0
+        committed.splitlines(),
+        text.splitlines(),
+        f"{file.name} (committed)",
+        "transformers",
+        n=0,
+        lineterm="",
     )
     difference = "\n".join(lines)
     print(difference or f"{file.name} agrees with transformers")
