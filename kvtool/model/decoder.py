@@ -6,29 +6,40 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvtool.model import blocks, layout
+from kvtool.model.extras import extra_weights
 from kvtool.model.fields import MAX_TOKENS, MAX_VOCAB, Fields
 from kvtool.model.spec import Attention, Index, Layer, ModelSpec, Shared, State, Weight
 from kvtool.model.styles import Style
+
+
+# Width of the MLPs that stand where other layers have experts, under its published names.
+DENSE_WIDTHS = (
+    "dense_intermediate_size",
+    "intermediate_size_mlp",
+    "prefix_dense_intermediate_size",
+)
 
 
 def read(f: Fields, style: Style) -> ModelSpec:
     """The decoder that the fields describe, without name and dtype."""
     count = layout.num_layers(f)
     hidden = f.integer("hidden_size")
-    kinds = layout.layer_kinds(f, count, style.rule)
+    allowed = (*layout.ATTENTION, "indexed") if style.indexed else layout.ATTENTION
+    kinds = layout.layer_kinds(f, count, style.rule, allowed=allowed)
     states = attention_states(f, kinds)
     made: dict[object, Layer] = {}
     layers = []
-    moe = layout.moe_layers(f, count)
-    extra = extra_states(f, count)
+    moe = layout.moe_layers(f, count, style.dense)
+    extra = side_indexes(f, kinds) if style.indexed else [()] * count
     for i, state in enumerate(states):
-        key = (state, moe[i], extra[i], kinds[i] == "full")
+        key = (state, moe[i], extra[i])
         if key not in made:
             made[key] = Layer(
                 (state, *extra[i]),
                 (
                     *attention_weights(f, style, state, hidden),
                     *_side_index(f, extra[i], hidden),
+                    *extra_weights(f, state, hidden, sparse=moe[i]),
                     *feed_forward(f, style, hidden, sparse=moe[i]),
                     *_norms(f, style, hidden),
                 ),
@@ -69,7 +80,8 @@ def embeddings(
     tied = f.flag("tie_word_embeddings", f.flag("share_input_output_layers", False))
     if f.present("tie_embedding"):
         tied = f.flag("tie_embedding", tied)
-    embedding: tuple[Weight, ...] = (Weight("embed_tokens", "embedding", (vocab, hidden), vocab),)
+    rows = vocab + _extra_rows(f, style)
+    embedding: tuple[Weight, ...] = (Weight("embed_tokens", "embedding", (rows, hidden), rows),)
     if style.positions is not None:
         rows = f.integer("max_position_embeddings", high=MAX_TOKENS) + style.positions
         embedding += (Weight("embed_positions", "embedding", (rows, hidden)),)
@@ -79,10 +91,17 @@ def embeddings(
     if style.final_norm:
         head += blocks.norm("norm", hidden, bias=style.norm_bias)
     if not tied:
-        head += (Weight("lm_head", "head", (vocab, hidden), vocab),)
+        out = f.integer("output_vocab_size", vocab, high=MAX_VOCAB)
+        head += (Weight("lm_head", "head", (out, hidden), out),)
     if _flag(f, style.head_bias):
         head += (Weight("lm_head.bias", "head", (vocab,), vocab),)
     return embedding, head, tied
+
+
+def _extra_rows(f: Fields, style: Style) -> int:
+    if isinstance(style.extra_rows, str):
+        return f.integer(style.extra_rows, 0, low=0)
+    return style.extra_rows
 
 
 def mtp_layers(f: Fields, template: Layer, hidden: int) -> tuple[Layer, ...]:
@@ -132,6 +151,8 @@ def _local(f: Fields, width: int, value: int) -> dict[str, int]:
 
 
 def query_heads(f: Fields, layers: int) -> list[int]:
+    if f.has("num_attention_heads_per_layer"):
+        return f.per_layer("num_attention_heads_per_layer", layers, low=1)
     return f.per_layer("num_attention_heads", layers, low=1)
 
 
@@ -144,6 +165,8 @@ def kv_heads(f: Fields, layers: int) -> list[int]:
         return [1] * layers if f.flag("multi_query", True) else heads
     if f.model_type == "chatglm" and not f.flag("multi_query_attention"):
         return heads
+    if f.has("num_key_value_heads_per_layer"):
+        return f.per_layer("num_key_value_heads_per_layer", layers, low=1)
     if not f.has("num_key_value_heads"):
         return heads
     return f.per_layer("num_key_value_heads", layers, low=1)
@@ -160,14 +183,17 @@ def head_dim(f: Fields, heads: int) -> int:
     return hidden // heads
 
 
-def extra_states(f: Fields, layers: int) -> list[tuple[State, ...]]:
-    """Side indexes of sparse attention over plain keys and values (MiniMax-M3)."""
-    sparse = f.mapping("sparse_attention_config")
-    if not sparse or sparse.get("use_sparse_attention") is False:
+def side_indexes(f: Fields, kinds: Sequence[str]) -> list[tuple[State, ...]]:
+    """Side indexes of sparse attention over plain keys and values (MiniMax-M3): one key per token
+    on sparse layers, and a value where the index does not go without one."""
+    layers = len(kinds)
+    section, width, _ = _index_shape(f)
+    if section.raw.get("use_sparse_attention") is False:
         return [()] * layers
-    section = f.child("sparse_attention_config")
-    width = section.integer("sparse_index_dim")
-    on = section.per_layer("sparse_attention_freq", layers, 1)
+    if f.has("layer_types"):
+        on = [int(kind == "indexed") for kind in kinds]
+    else:
+        on = section.per_layer("sparse_attention_freq", layers, 0)
     no_value = section.per_layer("sparse_disable_index_value", layers, 1)
     return [
         ((Index(width),) if no_value[i] else (Index(width), Index(width))) if on[i] else ()
@@ -175,12 +201,20 @@ def extra_states(f: Fields, layers: int) -> list[tuple[State, ...]]:
     ]
 
 
+def _index_shape(f: Fields) -> tuple[Fields, int, int]:
+    """Where the index is described, its width and query heads: `sparse_attention_config` or flat
+    fields."""
+    section = f.child("sparse_attention_config")
+    width = section.optional("sparse_index_dim") or f.integer("index_head_dim", 128)
+    heads = section.optional("sparse_num_index_heads") or f.integer("index_n_heads", 4)
+    return section, width, heads
+
+
 def _side_index(f: Fields, states: tuple[State, ...], hidden: int) -> tuple[Weight, ...]:
     """Projections and norms of MiniMax-M3's index: its query heads and one key."""
     if not states:
         return ()
-    section = f.child("sparse_attention_config")
-    width, heads = section.integer("sparse_index_dim"), section.integer("sparse_num_index_heads")
+    _, width, heads = _index_shape(f)
     name = "self_attn.indexer"
     return (
         *blocks.linear(f"{name}.q_proj", heads * width, hidden, part="attention"),
@@ -194,7 +228,7 @@ def _flag(f: Fields, setting: bool | str) -> bool:
 
 
 def _norms(f: Fields, style: Style, hidden: int) -> tuple[Weight, ...]:
-    count = style.norms
+    count = style.norms + (2 if style.post_norms and f.flag(style.post_norms) else 0)
     if f.model_type == "falcon" and f.flag("parallel_attn", True):
         split = f.flag("new_decoder_architecture") and f.integer("num_ln_in_parallel_attn", 2) == 2
         count = 2 if split else 1
@@ -217,7 +251,7 @@ def attention_weights(
     )
     if style.qk_norm and (not style.qk_norm_flag or f.flag(style.qk_norm_flag)):
         weights += blocks.qk_norm(state, style.qk_norm) * (2 if style.qk_norm_bias else 1)
-    if style.head_gate:
+    if _flag(f, style.head_gate):
         weights += blocks.linear(
             "self_attn.g_proj", state.num_q_heads, hidden, part="attention", units=state.num_q_heads
         )
@@ -239,7 +273,7 @@ def inner_size(f: Fields, style: Style, hidden: int) -> int:
     if style.inner and not f.has("intermediate_size"):
         return style.inner * hidden
     inner = f.integer("intermediate_size")
-    return inner // 2 if f.model_type in ("qwen", "molmo") else inner
+    return inner // 2 if f.model_type in ("qwen", "molmo", "moshi") else inner
 
 
 def feed_forward(f: Fields, style: Style, hidden: int, *, sparse: bool) -> tuple[Weight, ...]:
@@ -247,7 +281,7 @@ def feed_forward(f: Fields, style: Style, hidden: int, *, sparse: bool) -> tuple
         return moe(f, style, hidden)
     if f.model_type in ("lfm2", "lfm2_moe"):
         return blocks.mlp(hidden, lfm2_inner(f))
-    dense = f.optional("dense_intermediate_size") or f.optional("intermediate_size_mlp")
+    dense = next((f.optional(name) for name in DENSE_WIDTHS if f.has(name)), None)
     weights = blocks.mlp(
         hidden,
         dense or inner_size(f, style, hidden),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvtool.model.fields import MAX_TOKENS, Fields, as_integer
 
@@ -27,12 +27,18 @@ LAYER_TYPES = {
     "recurrent": "linear",
     "conv": "conv",
     "short_conv": "conv",
-    "indexed_attention": "full",
-    "deepseek_sparse_attention": "full",
-    "minimax_m3_sparse": "full",
-    "moe": "none",
-    "mlp": "none",
+    "indexed_attention": "indexed",
+    "deepseek_sparse_attention": "indexed",
+    "minimax_m3_sparse": "indexed",
+    "hybrid": "hybrid",
+    "hybrid_sliding": "hybrid_sliding",
 }
+
+# Kinds of layers that keep keys and values and nothing else.
+ATTENTION = ("full", "sliding", "chunked")
+
+# Spellings of the number of leading layers without experts.
+DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "dense_mlp_idx")
 
 # How a class that has windows spells its schedule when no layer_types are given.
 Rule = str
@@ -54,21 +60,24 @@ def window(f: Fields) -> int | None:
     return value or None
 
 
-def layer_kinds(f: Fields, layers: int, rule: Rule = "full") -> list[str]:
-    """The kind of every layer: `full`, `sliding`, `chunked`, `linear`, `conv` or `none`.
+def layer_kinds(
+    f: Fields, layers: int, rule: Rule = "full", *, allowed: Collection[str] = ATTENTION
+) -> list[str]:
+    """The kind of every layer: `full`, `sliding`, `chunked`, `linear`, `conv`, `indexed`, ..
 
     `layer_types` decides where the configuration has it, or MiMo-V2's `hybrid_layer_pattern` (1 is
-    sliding); else `rule` does, as the class would:
-    `full`, `sliding` (all), `switch` (from max_window_layers on), `even` (sliding on layers 0, 2,
-    ..), `period:P` (full on every P-th layer), `chunked` (where layers use rotary positions).
+    sliding); else `rule` does, as the class would: `full`, `sliding` (all), `switch` (sliding from
+    max_window_layers on), `even` (sliding on layers 0, 2, ..), `period:P` (full on every P-th layer),
+    `first:P` (full on the first of each P), `backward:P` (full on the last layer and every P-th
+    before it), `period_last:P` (as `period:P`, the last layer too), `flint`, `chunked` (where
+    layers use rotary positions). A kind that is not `allowed`, because the family has no such
+    layers, is a fault.
     """
-    listed = f.strings("layer_types")
+    listed = listed_types(f, layers)
     if listed is not None:
-        if len(listed) != layers:
-            f.fault("layer_types", listed, f"one entry for each of the {layers} layers")
-            return ["full"] * layers
-        f.one_of("layer_types", listed, LAYER_TYPES)
-        return [LAYER_TYPES.get(entry, "full") for entry in listed]
+        known = [name for name, kind in LAYER_TYPES.items() if kind in allowed]
+        f.one_of("layer_types", listed, known)
+        return [LAYER_TYPES[entry] if entry in known else "full" for entry in listed]
     pattern = f.integers("hybrid_layer_pattern", high=1)
     if pattern is not None:
         if len(pattern) != layers:
@@ -78,13 +87,36 @@ def layer_kinds(f: Fields, layers: int, rule: Rule = "full") -> list[str]:
     return _by_rule(f, layers, rule)
 
 
+def listed_types(f: Fields, layers: int, name: str = "layer_types") -> list[str] | None:
+    """An entry of `name` for each layer; None where absent.
+
+    Entries beyond the last layer belong to the multi-token-prediction layers (Step 3.5).
+    """
+    listed = f.strings(name)
+    if listed is None:
+        return None
+    extra = f.integer("num_nextn_predict_layers", 0, low=0)
+    if not layers <= len(listed) <= layers + extra:
+        f.fault(name, listed, f"one entry for each of the {layers} layers")
+        return ["full_attention"] * layers if name == "layer_types" else None
+    return listed[:layers]
+
+
 def _by_rule(f: Fields, layers: int, rule: Rule) -> list[str]:
     name, _, argument = rule.partition(":")
     if name == "switch":
         first = f.integer("max_window_layers", layers, low=0)
         return ["sliding" if i >= first else "full" for i in range(layers)]
-    if name == "period":
-        return periodic(f, layers, int(argument))
+    if name in ("period", "period_last"):
+        kinds = periodic(f, layers, int(argument))
+        return [*kinds[:-1], "full"] if name == "period_last" else kinds
+    if name == "first":
+        period = f.integer("global_attn_every_n_layers", int(argument))
+        return ["sliding" if i % period else "full" for i in range(layers)]
+    if name == "backward":
+        return ["sliding" if (layers - 1 - i) % int(argument) else "full" for i in range(layers)]
+    if name == "flint":
+        return ["full" if i < 2 or i % 4 == 1 or i == layers - 1 else "sliding" for i in range(layers)]  # fmt: skip
     if name == "even":
         return ["full" if i % 2 else "sliding" for i in range(layers)]
     if name == "chunked":
@@ -94,7 +126,9 @@ def _by_rule(f: Fields, layers: int, rule: Rule) -> list[str]:
 
 def periodic(f: Fields, layers: int, period: int) -> list[str]:
     """Sliding layers with a full one at the end of each period, given as P or as `LLLG`."""
-    for name in ("sliding_window_pattern", "_sliding_window_pattern"):
+    for name in (
+        "sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers",
+    ):  # fmt: skip
         if not f.has(name):
             continue
         pattern = f.raw.get(name, f.defaults.get(name))
@@ -120,20 +154,24 @@ def rotary_layers(f: Fields, layers: int) -> list[bool]:
     return [bool((i + 1) % interval) for i in range(layers)]
 
 
-def moe_layers(f: Fields, layers: int) -> list[bool]:
-    """Which layers have experts instead of a plain MLP."""
+def moe_layers(f: Fields, layers: int, dense: int = 0) -> list[bool]:
+    """Which layers have experts instead of a plain MLP.
+
+    `mlp_layer_types` decides where the configuration has it, then the fields of each family; where
+    none stands there, all but the first `dense` layers, as the class would.
+    """
     if not f.integer("num_experts", 0, low=0):
         return [False] * layers
-    types = f.strings("mlp_layer_types")
-    if types is not None and len(types) == layers:
+    types = listed_types(f, layers, "mlp_layer_types")
+    if types is not None:
         f.one_of("mlp_layer_types", types, ("dense", "sparse"))
         return [entry == "sparse" for entry in types]
-    chosen = _chosen(f, layers)
-    dense = set(f.integers("mlp_only_layers") or ())
-    return [chosen[i] and i not in dense for i in range(layers)]
+    chosen = _chosen(f, layers, dense)
+    plain = set(f.integers("mlp_only_layers") or ())
+    return [chosen[i] and i not in plain for i in range(layers)]
 
 
-def _chosen(f: Fields, layers: int) -> list[bool]:
+def _chosen(f: Fields, layers: int, dense: int) -> list[bool]:
     for name in ("moe_layer_freq", "moe_layer_interval"):
         listed = f.raw.get(name)
         if isinstance(listed, list):
@@ -155,7 +193,7 @@ def _chosen(f: Fields, layers: int) -> list[bool]:
         return [i % period == offset for i in range(layers)]
     if f.has("moe_layer_start_index"):
         return _range(f, layers)
-    first = f.integer("first_k_dense_replace", 0, low=0) or f.integer("num_dense_layers", 0, low=0)
+    first = next((f.integer(name, low=0) for name in DENSE_FIRST if f.has(name)), dense)
     freq = f.integer("moe_layer_freq", 1)
     return [i >= first and i % freq == 0 for i in range(layers)]
 

@@ -17,7 +17,9 @@ class Style:
     `inner` is the MLP's width as a multiple of the hidden size where the configuration leaves it
     out; `positions` the rows of learned positions beyond the configured ones (None: no table);
     `head_gate` a gate per head on the attention's output; `activation` learned parameters of the
-    activation function; `rule` the schedule of `layout.layer_kinds`.
+    activation function; `rule` the schedule of `layout.layer_kinds`; `dense` the leading layers
+    without experts where no field says; `post_norms` the switch of two more norms; `extra_rows`
+    rows of the embedding beyond the vocabulary; `indexed` layers with a sparse side index.
     """
 
     norms: int = 2
@@ -33,7 +35,7 @@ class Style:
     qk_norm_flag: str = ""
     qk_norm_bias: bool = False
     sinks: bool = False
-    head_gate: bool = False
+    head_gate: bool | str = False
     activation: int = 0
     output_gate: bool = False
     rule: str = "full"
@@ -43,6 +45,10 @@ class Style:
     router_bias: bool = False
     shared_gate: bool = False
     shared: str = ""
+    dense: int = 0
+    post_norms: str = ""
+    extra_rows: int | str = 0
+    indexed: bool = False
 
 
 LLAMA = Style(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias")
@@ -93,6 +99,21 @@ STYLES: dict[str, Style] = {
     "glm": replace(PLAIN, qkv_bias="attention_bias"),
     "glm4": replace(PLAIN, qkv_bias="attention_bias", norms=4),
     "exaone4": replace(PLAIN, qk_norm="head", rule="period:4"),
+    "apertus1p5_text": replace(LLAMA, gated=False, qk_norm="head", activation=2),
+    "bitnet": replace(LLAMA, mlp_bias=False),
+    "cwm": replace(LLAMA, rule="first:4"),
+    "granite_swa": replace(LLAMA, sinks=True, rule="first:4"),
+    "hyperclovax": replace(LLAMA, post_norms="use_post_norm"),
+    "diffllama": replace(LLAMA, mlp_bias=False),
+    "doge": replace(LLAMA, norms=4, qk_norm="head"),
+    "cosmos3_edge_text": replace(LLAMA, gated=False),
+    "glm4v_text": replace(PLAIN, qkv_bias=True, norms=4),
+    "glm_ocr_text": replace(PLAIN, norms=4),
+    "muse_glimmer_text": replace(LLAMA, norms=4, output_gate=True, rule="backward:4"),
+    "molmo2_text": replace(PLAIN, qk_norm="head", extra_rows="additional_vocab_size"),
+    "voxtral_realtime_text": replace(PLAIN, rule="sliding"),
+    "chameleon": replace(LLAMA, qk_norm="per_head", qk_norm_bias=True),
+    "moshi": replace(PLAIN, rule="sliding", extra_rows=1),
     "olmo": replace(LLAMA, mlp_bias=False, norms=0, final_norm=False),
     "olmo2": replace(LLAMA, mlp_bias=False, qk_norm="full"),
     "olmo3": replace(LLAMA, mlp_bias=False, qk_norm="full", rule="period:4"),
@@ -128,6 +149,14 @@ STYLES: dict[str, Style] = {
     ),
     "persimmon": replace(CLASSIC, qk_norm="head", qk_norm_bias=True),
     "biogpt": replace(CLASSIC, positions=2),
+    "xglm": CLASSIC,
+    "jais2": replace(
+        CLASSIC, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias",
+    ),
+    "openai-gpt": replace(CLASSIC, positions=0, final_norm=False),
+    "ctrl": replace(CLASSIC, head_bias=True),
+    "gpt_neox_japanese": replace(CLASSIC, qkv_bias=False, o_bias=False, mlp_bias=False),
+    "cpmant": replace(PLAIN, extra_rows=1024),
     # experts
     "mixtral": replace(PLAIN, rule="sliding"),
     "phimoe": replace(
@@ -158,6 +187,29 @@ STYLES: dict[str, Style] = {
         expert_bias=True, router_bias=True,
     ),
     "llama4_text": replace(LLAMA, mlp_bias=False, rule="chunked", shared="llama4"),
+    "afmoe": replace(
+        LLAMA, mlp_bias=False, norms=4, qk_norm="head", output_gate=True, rule="period:4",
+        shared="gated", router_bias=True, dense=1,
+    ),
+    "beam": replace(
+        LLAMA, mlp_bias=False, norms=4, qk_norm="head", output_gate=True, rule="period_last:6",
+        dense=3,
+    ),
+    "cohere2_moe": replace(LLAMA, mlp_bias=False, norms=1, rule="period:4", shared="gated"),
+    "deepseek_ocr2_text": replace(LLAMA, shared="gated", dense=1),
+    "flint": replace(
+        QWEN3, sinks=True, rule="flint", shared="gated", dense=2,
+    ),
+    "granitemoe_swa": replace(LLAMA, mlp_bias=False, sinks=True, rule="first:4", shared="gated"),
+    "hy_v3": replace(
+        LLAMA, qk_norm="head", shared="gated", dense=1,
+    ),
+    "kolibri1": replace(PLAIN, norms=4, qk_norm="head", rule="period:5", shared="gated"),
+    "laguna": replace(
+        LLAMA, mlp_bias=False, qk_norm="head", shared="gated", head_gate="gating",
+        router_bias=True, dense=1,
+    ),
+    "mellum": replace(QWEN3, rule="full"),
     "exaone_moe": replace(PLAIN, qk_norm="head", rule="period:4", shared="gated"),
     "solar_open": replace(
         PLAIN, qkv_bias="attention_bias", qk_norm="head", qk_norm_flag="use_qk_norm",
@@ -165,7 +217,7 @@ STYLES: dict[str, Style] = {
     ),
     "step3p7": replace(PLAIN, qk_norm="head", shared="gated", head_gate=True),
     "aria_text": replace(LLAMA, shared="gated"),
-    "minimax_m3": replace(PLAIN, qk_norm="head", shared="gated"),
+    "minimax_m3": replace(PLAIN, qk_norm="head", shared="gated", indexed=True),
     "mimo_v2_flash": replace(PLAIN, qkv_bias="attention_bias", sinks=True, shared="gated"),
 }  # fmt: skip
 
@@ -184,8 +236,17 @@ SAME_AS = {
     "qwen3_vl_moe": "qwen3_moe",
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_omni_moe_text": "qwen3_moe",
-    "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
+    "sarvam_moe": "glm4_moe",
+    "iquestcoder": "llama",
+    "emu3_text_model": "llama",
+    "granite4_vision_text": "granite",
+    "granite_docling_text": "granite",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
+    "paddleocr_vl_text": "ernie4_5",
+    "minimax_m3_vl_text": "minimax_m3",
+    "minimax_m3_vl": "minimax_m3",
+    "unlimited_ocr_text": "deepseek_ocr2_text",
     "minicpmv": "qwen2",
     "molmo": "qwen2",
     "deepseek_vl": "llama",

@@ -1,0 +1,66 @@
+"""Small tensors that single families add to a layer: gates, learned scales, low-rank norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtool.model import blocks
+from kvtool.model.fields import Fields
+from kvtool.model.spec import Attention, Shared, Weight
+
+Extra = Callable[[Fields, Attention, int, bool], tuple[Weight, ...]]
+
+
+def _bitnet(f: Fields, state: Attention, hidden: int, sparse: bool) -> tuple[Weight, ...]:
+    """Norms before the output projection and before the down projection."""
+    return (
+        *blocks.norm("self_attn.attn_sub_norm", hidden),
+        *blocks.norm("mlp.ffn_sub_norm", f.integer("intermediate_size")),
+    )
+
+
+def _diffllama(f: Fields, state: Attention, hidden: int, sparse: bool) -> tuple[Weight, ...]:
+    """Four vectors that weigh the difference of two attention maps."""
+    return (Weight("self_attn.lambdas", "attention", (4, state.head_dim)),)
+
+
+def _doge(f: Fields, state: Attention, hidden: int, sparse: bool) -> tuple[Weight, ...]:
+    """The dynamic mask: a decay per key/value head and its projection from the values."""
+    heads = state.num_kv_heads
+    return (
+        Weight("self_attn.A", "attention", (heads,), heads),
+        *blocks.linear("self_attn.dt_proj", heads, heads * state.head_dim, part="attention"),
+    )
+
+
+def _beam(f: Fields, state: Attention, hidden: int, sparse: bool) -> tuple[Weight, ...]:
+    """A bias per head in the output gate."""
+    return (Weight("self_attn.gate_bias", "attention", (state.num_q_heads,), state.num_q_heads),)
+
+
+def _voxtral(f: Fields, state: Attention, hidden: int, sparse: bool) -> tuple[Weight, ...]:
+    """A norm whose gain follows the time step through a rank of 32."""
+    return (
+        *blocks.linear("ada_rms_norm.linear1", 32, hidden, part="norm"),
+        *blocks.linear("ada_rms_norm.linear2", hidden, 32, part="norm"),
+    )
+
+
+# Source: the modeling code of transformers 5.24.
+EXTRAS: dict[str, Extra] = {
+    "bitnet": _bitnet,
+    "diffllama": _diffllama,
+    "doge": _doge,
+    "beam": _beam,
+    "voxtral_realtime_text": _voxtral,
+}
+
+
+def extra_weights(
+    f: Fields, state: Attention | Shared, hidden: int, *, sparse: bool
+) -> tuple[Weight, ...]:
+    """What the family of `f` adds to a layer that keeps `state`; nothing for most."""
+    extra = EXTRAS.get(f.model_type)
+    if extra is None or isinstance(state, Shared):
+        return ()
+    return extra(f, state, hidden, sparse)
