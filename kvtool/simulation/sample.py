@@ -42,7 +42,7 @@ class Job:
     """
 
     source: DocumentWorkload | DocumentRequests | BlockRequests
-    seed: int
+    seed: tuple[int, ...]
     rules: tuple[str, ...]
     policy: str
     budgets: tuple[int, ...]
@@ -63,7 +63,7 @@ class Sample:
 
     rule: str
     policy: str
-    seed: int
+    seed: tuple[int, ...]
     curve: HitCurve | None
     rates: dict[int, Rates]
     lookups: int

@@ -6,6 +6,7 @@ one seed, so that changing one leaves the others as they were.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,8 +56,8 @@ class DocumentWorkload:
             )
 
 
-def draw_requests(workload: DocumentWorkload, seed: int) -> DocumentRequests:
-    """The requests of one seed. A document's id is its rank, 0 the most popular."""
+def draw_requests(workload: DocumentWorkload, seed: Sequence[int]) -> DocumentRequests:
+    """The requests of one seed, which may be several numbers. A document's id is its rank, 0 the most popular."""
     by_rank, cold, order, lengths = map(
         np.random.default_rng, np.random.SeedSequence(seed).spawn(4)
     )
