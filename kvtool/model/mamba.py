@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvtool.model import blocks, decoder, layout
 from kvtool.model.fields import Fields
-from kvtool.model.recurrent import _attention_state, state_dtype
+from kvtool.model.recurrent import LINEAR, attention_state, state_dtype
 from kvtool.model.spec import Layer, ModelSpec, Recurrent, Weight
 from kvtool.model.styles import LLAMA, PLAIN, Style
 
@@ -68,7 +68,7 @@ def read_jamba(f: Fields) -> ModelSpec:
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     period, offset = f.integer("attn_layer_period", 8), f.integer("attn_layer_offset", 4, low=0)
     if f.strings("layer_types") is not None:
-        kinds = layout.layer_kinds(f, count)
+        kinds = layout.layer_kinds(f, count, allowed=LINEAR)
     else:
         kinds = ["full" if i % period == offset else "linear" for i in range(count)]
     inner = f.integer("mamba_expand", 2) * hidden
@@ -85,7 +85,7 @@ def read_jamba(f: Fields) -> ModelSpec:
         name="mamba",
     )
     kept = blocks.mamba1_state(inner, d_state, kernel, f.dtype, state_dtype(f, f.dtype))
-    state = _attention_state(f)
+    state = attention_state(f)
     attention = decoder.attention_weights(f, PLAIN, state, hidden)
     made = {}
     moe = layout.moe_layers(f, count)
@@ -129,12 +129,12 @@ def read_bamba(f: Fields) -> ModelSpec:
     """Bamba: Mamba 2 with an MLP, attention on `attn_layer_indices`."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     if f.strings("layer_types") is not None:
-        kinds = layout.layer_kinds(f, count)
+        kinds = layout.layer_kinds(f, count, allowed=LINEAR)
     else:
         chosen = set(f.integers("attn_layer_indices", high=count - 1) or ())
         kinds = ["full" if i in chosen else "linear" for i in range(count)]
     kept, mixer = _mixer2(f, hidden, f.integer("mamba_expand", 2) * hidden)
-    state = _attention_state(f)
+    state = attention_state(f)
     style = replace(LLAMA)
     tail = decoder.feed_forward(f, style, hidden, sparse=False)
     tail += blocks.norm("norms", hidden, count=2)
@@ -150,7 +150,7 @@ def read_falcon_h1(f: Fields) -> ModelSpec:
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     inner = f.integer("mamba_d_ssm", f.integer("mamba_expand", 2) * hidden)
     kept, mixer = _mixer2(f, hidden, inner, gated_norm=f.flag("mamba_rms_norm", False))
-    state = _attention_state(f)
+    state = attention_state(f)
     weights = decoder.attention_weights(f, LLAMA, state, hidden)
     tail = decoder.feed_forward(f, LLAMA, hidden, sparse=False)
     layer = Layer((state, *kept), weights + mixer + tail + blocks.norm("norms", hidden, count=2))
@@ -162,14 +162,14 @@ def read_granite_hybrid(f: Fields) -> ModelSpec:
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     listed = f.strings("layers_block_type")
     if f.strings("layer_types") is not None:
-        kinds = layout.layer_kinds(f, count)
+        kinds = layout.layer_kinds(f, count, allowed=LINEAR)
     elif listed is not None and len(listed) == count:
         f.one_of("layers_block_type", listed, layout.LAYER_TYPES)
         kinds = [layout.LAYER_TYPES.get(entry, "full") for entry in listed]
     else:
         kinds = ["linear"] * count
     kept, mixer = _mixer2(f, hidden, f.integer("mamba_expand", 2) * hidden)
-    state = _attention_state(f)
+    state = attention_state(f)
     tail = blocks.mlp(hidden, f.integer("shared_intermediate_size"), name="shared_mlp")
     if f.integer("num_experts", 0, low=0):
         tail += blocks.experts(
@@ -226,7 +226,7 @@ def read_nemotron_h(f: Fields) -> ModelSpec:
     groups = f.integer("n_groups", f.integer("mamba_n_groups", 1))
     d_state = f.integer("ssm_state_size")
     kernel = f.integer("conv_kernel", f.integer("mamba_d_conv", 4))
-    state = _attention_state(f)
+    state = attention_state(f)
     norm = blocks.norm("norm", hidden)
     bias = f.flag("mlp_bias", False)
 

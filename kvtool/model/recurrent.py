@@ -15,6 +15,9 @@ QWEN_NEXT = replace(
 )  # fmt: skip
 
 
+LINEAR = ("full", "linear")
+
+
 def state_dtype(f: Fields, default: str) -> str:
     """Element type of recurrent states: the configuration's own field, else `default`."""
     for name in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"):
@@ -24,13 +27,15 @@ def state_dtype(f: Fields, default: str) -> str:
     return default
 
 
-def _full_kinds(f: Fields, layers: int, interval: int) -> list[str]:
+def full_kinds(f: Fields, layers: int, interval: int) -> list[str]:
+    """Linear layers with full attention on every `interval`-th, or as `layer_types` says."""
     if f.strings("layer_types") is not None:
-        return layout.layer_kinds(f, layers)
+        return layout.layer_kinds(f, layers, allowed=LINEAR)
     return ["linear" if (i + 1) % interval else "full" for i in range(layers)]
 
 
-def _attention_state(f: Fields) -> Attention:
+def attention_state(f: Fields) -> Attention:
+    """What a full layer keeps, where all full layers are alike."""
     heads = f.integer("num_attention_heads")
     width = decoder.head_dim(f, heads)
     kv = f.integer("num_key_value_heads", heads)
@@ -39,7 +44,7 @@ def _attention_state(f: Fields) -> Attention:
     return Attention(heads, kv, width, f.integer("v_head_dim", width))
 
 
-def _assemble(
+def assemble(
     f: Fields, style: Style, kinds: list[str], made: dict[tuple[str, bool], Layer]
 ) -> ModelSpec:
     """The model whose i-th layer is `made[kind, has experts]`."""
@@ -51,15 +56,16 @@ def _assemble(
     )
     unique = {layer: layer for layer in layers}
     layers = tuple(unique[layer] for layer in layers)
-    template = next((layer for layer in reversed(layers) if _attends(layer)), layers[-1])
+    template = next((layer for layer in reversed(layers) if attends(layer)), layers[-1])
     return decoder.assemble(f, style, layers, hidden, template)
 
 
-def _attends(layer: Layer) -> bool:
+def attends(layer: Layer) -> bool:
+    """Whether the layer keeps anything but recurrent and convolution states."""
     return any(not isinstance(state, Recurrent) for state in layer.states)
 
 
-def _with_mlps(
+def with_mlps(
     f: Fields, style: Style, mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]]
 ) -> dict[tuple[str, bool], Layer]:
     """A layer for each mixer, once with a plain MLP and once with experts, as far as needed."""
@@ -76,7 +82,7 @@ def _with_mlps(
 def read_delta(f: Fields, *, interval: int = 4) -> ModelSpec:
     """Qwen3-Next and Qwen3.5: gated delta nets, every fourth layer gated attention."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
-    kinds = _full_kinds(f, count, f.integer("full_attention_interval", interval))
+    kinds = full_kinds(f, count, f.integer("full_attention_interval", interval))
     shape = (
         f.integer("linear_num_key_heads"),
         f.integer("linear_num_value_heads"),
@@ -84,7 +90,7 @@ def read_delta(f: Fields, *, interval: int = 4) -> ModelSpec:
         f.integer("linear_value_head_dim"),
         f.integer("linear_conv_kernel_dim"),
     )
-    state = _attention_state(f)
+    state = attention_state(f)
     style = replace(QWEN_NEXT, output_gate=f.flag("attn_output_gate", True))
     full = decoder.attention_weights(f, style, state, hidden)
     linear = blocks.delta_net(hidden, *shape)
@@ -92,21 +98,21 @@ def read_delta(f: Fields, *, interval: int = 4) -> ModelSpec:
         "full": ((state,), full),
         "linear": (blocks.delta_state(*shape, f.dtype, state_dtype(f, f.dtype)), linear),
     }
-    return _assemble(f, style, kinds, _with_mlps(f, style, mixers))
+    return assemble(f, style, kinds, with_mlps(f, style, mixers))
 
 
 def read_olmo_hybrid(f: Fields) -> ModelSpec:
     """OLMo-Hybrid: gated delta nets with separate projections, every fourth layer attention."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     heads = f.integer("num_attention_heads")
-    kinds = _full_kinds(f, count, 4)
+    kinds = full_kinds(f, count, 4)
     if "full" not in kinds:
         kinds[-1] = "full"
     keys, values = f.integer("linear_num_key_heads", heads), f.integer("linear_num_value_heads", heads)  # fmt: skip
     key_dim = f.integer("linear_key_head_dim", int(0.75 * hidden / keys))
     value_dim = f.integer("linear_value_head_dim", 2 * key_dim)
     shape = (keys, values, key_dim, value_dim, f.integer("linear_conv_kernel_dim", 4))
-    state = _attention_state(f)
+    state = attention_state(f)
     style = replace(PLAIN, qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="full")
     mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
         "full": ((state,), decoder.attention_weights(f, style, state, hidden)),
@@ -115,13 +121,13 @@ def read_olmo_hybrid(f: Fields) -> ModelSpec:
             blocks.delta_net(hidden, *shape),
         ),
     }
-    return _assemble(f, style, kinds, _with_mlps(f, style, mixers))
+    return assemble(f, style, kinds, with_mlps(f, style, mixers))
 
 
 def _kda_kinds(f: Fields, section: Fields, layers: int) -> list[str]:
     """Full and linear layers: `layer_types`, else the 1-based lists of `linear_attn_config`."""
     if f.strings("layer_types") is not None:
-        return layout.layer_kinds(f, layers)
+        return layout.layer_kinds(f, layers, allowed=LINEAR)
     full = section.integers("full_attn_layers", low=1, high=layers)
     linear = section.integers("kda_layers", low=1, high=layers)
     if full is None or linear is None:
@@ -155,7 +161,7 @@ def read_kda(f: Fields) -> ModelSpec:
         "linear": (linear, blocks.kda(hidden, heads, width, kernel, full_gate=full_gate)),
     }
     style = replace(PLAIN, shared="gated")
-    spec = _assemble(f, style, kinds, _with_mlps(f, style, mixers))
+    spec = assemble(f, style, kinds, with_mlps(f, style, mixers))
     if f.has("routed_expert_hidden_size") or f.has("attn_res_block_size"):
         return replace(
             spec,
@@ -175,10 +181,10 @@ def read_lightning(f: Fields) -> ModelSpec:
     if listed is not None:
         kinds = ["full" if entry else "linear" for entry in listed]
     elif f.strings("layer_types") is not None:
-        kinds = layout.layer_kinds(f, count)
+        kinds = layout.layer_kinds(f, count, allowed=LINEAR)
     else:
         kinds = ["linear" if (i + 1) % 2 else "full" for i in range(count)]
-    state = _attention_state(f)
+    state = attention_state(f)
     heads, width = state.num_q_heads, state.head_dim
     inner = heads * width
     name = "self_attn"
@@ -193,7 +199,7 @@ def read_lightning(f: Fields) -> ModelSpec:
         "full": ((state,), decoder.attention_weights(f, PLAIN, state, hidden)),
         "linear": (kept, linear),
     }
-    return _assemble(f, PLAIN, kinds, _with_mlps(f, PLAIN, mixers))
+    return assemble(f, PLAIN, kinds, with_mlps(f, PLAIN, mixers))
 
 
 def read_lfm2(f: Fields) -> ModelSpec:
@@ -201,11 +207,11 @@ def read_lfm2(f: Fields) -> ModelSpec:
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     full = f.integers("full_attn_idxs", high=count - 1)
     if f.strings("layer_types") is not None:
-        kinds = layout.layer_kinds(f, count)
+        kinds = layout.layer_kinds(f, count, allowed=("full", "conv"))
     else:
         chosen = set(range(count) if full is None else full)
         kinds = ["full" if i in chosen else "conv" for i in range(count)]
-    state = _attention_state(f)
+    state = attention_state(f)
     kernel, bias = f.integer("conv_L_cache", 3), f.flag("conv_bias", False)
     conv: tuple[Weight, ...] = (
         *blocks.linear("conv.in_proj", 3 * hidden, hidden, part="recurrent", units=hidden, bias=bias),
@@ -221,7 +227,7 @@ def read_lfm2(f: Fields) -> ModelSpec:
         "full": ((state,), decoder.attention_weights(f, style, state, hidden)),
         "conv": ((Recurrent("conv", ((hidden * (kernel - 1), hidden),), f.dtype),), conv),
     }
-    return _assemble(f, style, kinds, _with_mlps(f, style, mixers))
+    return assemble(f, style, kinds, with_mlps(f, style, mixers))
 
 
 def read_griffin(f: Fields) -> ModelSpec:
@@ -233,7 +239,7 @@ def read_griffin(f: Fields) -> ModelSpec:
     width = f.integer("lru_width", hidden)
     kernel = f.integer("conv1d_width", 4)
     state = replace(
-        _attention_state(f), kind="sliding", limit=f.integer("attention_window_size", 2048)
+        attention_state(f), kind="sliding", limit=f.integer("attention_window_size", 2048)
     )
     heads = state.num_q_heads
     block = width // heads
