@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvtool.dtype import DTYPES
 from kvtool.errors import UsageError
+from kvtool.model.spec import Attention, Latent, ModelSpec
 from kvtool.roofline import AttentionTask
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
-DTYPES = ("bfloat16", "float16", "float32")
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+QUERY_DTYPES = ("bfloat16", "float16", "float32")
+FP8_DTYPES = ("fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,36 @@ class Heads:
         return Heads(
             self.num_q_heads // tp, max(1, kv // tp), self.head_dim, f"{self.origin}, TP {tp}"
         )
+
+
+def heads_of(model: ModelSpec) -> tuple[Heads, str | None]:
+    """The shape of the model's first full attention layer, and a remark where that is not all.
+
+    UsageError for models without plain attention: `bench` has no kernel for latent or recurrent
+    layers.
+    """
+    attention = [state for state in model.states() if isinstance(state, Attention)]
+    full = [state for state in attention if state.kind == "full"]
+    if not attention:
+        kind = "MLA" if any(isinstance(s, Latent) for s in model.states()) else "recurrent"
+        raise UsageError(
+            f"{kind} models such as '{model.name}' are not supported by `bench` yet",
+            "name a model with plain attention, or a shape: --heads 32 --kv-heads 8 --head-dim 128",
+        )
+    first = (full or attention)[0]
+    heads = Heads(first.num_q_heads, first.num_kv_heads, first.head_dim, model.name)
+    if first.v_head_dim != first.head_dim:
+        raise UsageError(
+            f"'{model.name}' has keys of {first.head_dim} and values of {first.v_head_dim} "
+            "dimensions, which is not supported by `bench` yet",
+            "name a shape: --heads 32 --kv-heads 8 --head-dim 128",
+        )
+    if len(set(attention)) == 1 and first.kind == "full":
+        return heads, None
+    return heads, (
+        f"{model.name} has layers of several kinds; a full attention layer of {first.num_q_heads} "
+        f"query and {first.num_kv_heads} key/value heads is timed"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +140,8 @@ class Case:
             num_q_heads=self.heads.num_q_heads,
             num_kv_heads=self.heads.num_kv_heads,
             head_dim=self.heads.head_dim,
-            element_bytes=ELEMENT_BYTES[self.dtype],
-            kv_element_bytes=ELEMENT_BYTES[self.kv_dtype],
+            element_bytes=DTYPES[self.dtype].block_bytes,
+            kv_element_bytes=DTYPES[self.kv_dtype].block_bytes,
         )
 
     @property

@@ -19,6 +19,7 @@ from kvtool.roofline import flops, materialised_flops, recompute_flops, rotation
 if TYPE_CHECKING:
     from torch import Tensor
 
+UNFUSED = ("naive", "cached")
 SCORE_BYTES = 14
 """Bytes per score that unfused code holds at its peak: the product in 16 bits, a float32 copy and
 its softmax, and the mask."""
@@ -39,7 +40,8 @@ class Contender:
     layouts: what it reads in each phase; a phase that is missing it does not do.
     prepare: everything that happens once.  refuses: why it cannot run a case, or None.
     executed_flops: operations of its algorithm.  scratch_bytes: memory beside the inputs.
-    ragged: whether sequences may differ in length.  odd: whether it is checked on odd lengths,
+    ragged: whether sequences may differ in length.  rounds_scores: whether scores are written
+    in the dtype of the run, which costs accuracy.  odd: whether it is checked on odd lengths,
     which costs a compilation each where lengths are compiled in.
     """
 
@@ -52,6 +54,7 @@ class Contender:
     refuses: Callable[[Case], str | None] = lambda case: None
     scratch_bytes: Callable[[Case], int] = lambda case: 0
     ragged: bool = False
+    rounds_scores: bool = False
     odd: bool = True
 
 
@@ -118,6 +121,7 @@ def _ours(name: str, variant: str | None) -> Contender:
         variant=variant,
         scratch_bytes=_SCRATCH.get(name, lambda case: 0),
         ragged=True,
+        rounds_scores=name in UNFUSED,
     )
 
 

@@ -9,6 +9,7 @@ the frames' offsets to the kernel; the decoder's own rotation is switched off fo
 
 from __future__ import annotations
 
+import importlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -162,11 +163,11 @@ class Decoder:
         self, shape: Shape, *, max_tokens: int, dtype: torch.dtype, device: torch.device, seed: int
     ) -> None:
         import torch
-        from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-        AttentionInterface.register(REGISTERED, _interface)
+        transformers: Any = importlib.import_module("transformers")
+        transformers.AttentionInterface.register(REGISTERED, _interface)
         heads = shape.heads
-        config = LlamaConfig(
+        config = transformers.LlamaConfig(
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
             num_hidden_layers=shape.layers,
@@ -179,7 +180,7 @@ class Decoder:
             attn_implementation=REGISTERED,
         )
         torch.manual_seed(seed)
-        self.model: Any = LlamaForCausalLM(config).to(device=device, dtype=dtype).eval()
+        self.model = transformers.LlamaForCausalLM(config).to(device=device, dtype=dtype).eval()
         self.device = device
         self._rotary = self.model.model.rotary_emb
         self._still = _still_rotary(heads.head_dim)

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 REPEATS = 20
 SUM_ROUNDING = 8
 RELATIVE_BOUND = {"float32": 5e-6, "float16": 1e-3, "bfloat16": 5e-3}
-"""Bounds of ||out - ref|| / ||ref||; torch's own eager code gives about 3e-7, 3e-4 and 2.5e-3."""
+"""Bounds of ||out - ref|| / ||ref|| for code that keeps scores in float32.
+
+Fused code stays near 3e-7, 3e-4 and 2.5e-3; code that writes scores in the dtype of the run adds
+their rounding and may take `ROUNDED_SCORES` times as much: eager torch reaches 5.3e-3 in bfloat16.
+"""
+ROUNDED_SCORES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,12 @@ def poisoned() -> Iterator[None]:
 
 
 def judge(
-    out: torch.Tensor, reference: torch.Tensor, same_dtype: torch.Tensor, dtype: str
+    out: torch.Tensor,
+    reference: torch.Tensor,
+    same_dtype: torch.Tensor,
+    dtype: str,
+    *,
+    rounds_scores: bool = False,
 ) -> Verdict:
     """Compare one output with float64 and with the eager code in its own dtype."""
     import torch
@@ -92,8 +102,9 @@ def judge(
     faults = []
     if not max_error <= allowed:
         faults.append(f"error {max_error:.2e} exceeds {allowed:.2e}")
-    if not relative <= RELATIVE_BOUND[dtype]:
-        faults.append(f"relative error {relative:.2e} exceeds {RELATIVE_BOUND[dtype]:.0e}")
+    bound = RELATIVE_BOUND[dtype] * (ROUNDED_SCORES if rounds_scores else 1)
+    if not relative <= bound:
+        faults.append(f"relative error {relative:.2e} exceeds {bound:.0e}")
     return Verdict(max_error, allowed, relative, tuple(faults))
 
 
@@ -121,11 +132,12 @@ def check(
     same_dtype: torch.Tensor,
     dtype: str,
     *,
+    rounds_scores: bool = False,
     repeats: int = REPEATS,
 ) -> Verdict:
     """The whole gate on one input: poisoned output, both bounds, identical repeats."""
     with poisoned():
-        verdict = judge(call(), reference, same_dtype, dtype)
+        verdict = judge(call(), reference, same_dtype, dtype, rounds_scores=rounds_scores)
     if not verdict.passed:
         return verdict
     different = repeatable(call, repeats)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ODD_LENGTHS: tuple[tuple[int, ...], ...] = ((1,), (17, 17), (129, 129), (63, 111))
 """Context lengths that no tile divides, and one ragged batch; the last two sequences differ."""
 ODD_DOC_BLOCKS = 2
+ODD_REPEATS = 2
 CPU_INPUT_SETS = 2
 MAX_INPUT_SETS = 256
 SLOW_CALL_S = 5e-3
@@ -258,7 +259,12 @@ def _odd_faults(case: Case, contender: Contender, device: torch.device) -> tuple
         judged = judgement(tokens, name)
         prepared = contender.prepare(arrange(tokens, name))
         verdict = gate.check(
-            _last_rows(prepared, queries), judged.reference, judged.eager, case.dtype, repeats=2
+            _last_rows(prepared, queries),
+            judged.reference,
+            judged.eager,
+            case.dtype,
+            rounds_scores=contender.rounds_scores,
+            repeats=ODD_REPEATS,
         )
         faults += [f"{fault} at lengths {lens}" for fault in verdict.faults]
     return tuple(faults)

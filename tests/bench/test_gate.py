@@ -1,0 +1,95 @@
+"""The gate lets eager torch through, and nothing that is wrong."""
+
+import pytest
+import torch
+
+from kvtool.bench.gate import RELATIVE_BOUND, check, judge, poisoned, repeatable
+
+SHAPE = (2, 7, 4, 16)
+
+
+@pytest.fixture
+def exact():
+    return torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_rounded_reference_passes(exact, dtype):
+    rounded = exact.to(getattr(torch, dtype))
+
+    verdict = check(lambda: rounded, exact, rounded, dtype)
+
+    assert verdict.passed
+    assert verdict.gate == "pass"
+    assert 0 < verdict.max_error <= verdict.allowed_error
+    assert verdict.relative_error < RELATIVE_BOUND[dtype]
+
+
+def with_spike(exact, error):
+    """Float16 with one element off by `error`, which hardly moves the norm."""
+    out = exact.clone()
+    out[0, 0, 0, 0] += error
+    return out.half()
+
+
+@pytest.mark.parametrize(("error", "faults"), [(0.015, 0), (0.05, 1)], ids=["under", "over"])
+def test_a_kernel_may_be_twice_as_wrong_as_eager_code_and_no_more(exact, error, faults):
+    verdict = judge(with_spike(exact, error), exact * 1.0, with_spike(exact, 0.01), "float16")
+
+    largest = [fault for fault in verdict.faults if fault.startswith("error")]
+    assert len(largest) == faults
+
+
+def test_a_bad_eager_code_does_not_excuse_a_bad_kernel(exact):
+    wrong = exact.half() * 1.5
+
+    verdict = judge(wrong, exact, wrong, "float16")
+
+    assert verdict.faults == (f"relative error {verdict.relative_error:.2e} exceeds 1e-03",)
+
+
+def test_a_row_that_is_never_written_fails(exact):
+    def forgetful():
+        out = torch.empty(SHAPE, dtype=torch.float32)
+        out[:, :-1] = exact[:, :-1]
+        return out
+
+    verdict = check(forgetful, exact, exact.float(), "float32")
+
+    assert verdict.faults == ("128 elements are not finite",)
+    assert verdict.max_error is None
+
+
+def test_uninitialised_memory_is_nan_inside_and_settings_return_after():
+    before = torch.are_deterministic_algorithms_enabled()
+
+    with poisoned():
+        inside = torch.empty(64), torch.empty_like(torch.ones(8, dtype=torch.bfloat16))
+
+    assert all(bool(t.isnan().all()) for t in inside)
+    assert torch.are_deterministic_algorithms_enabled() is before
+
+
+def test_a_wrong_shape_fails_without_broadcasting(exact):
+    verdict = judge(exact[:1].float(), exact, exact.float(), "float32")
+
+    assert verdict.faults == ("shape (1, 7, 4, 16) instead of (2, 7, 4, 16)",)
+
+
+def test_a_single_wrong_bit_in_twenty_repeats_is_a_race(exact):
+    calls = iter(range(100))
+
+    def racy():
+        out = exact.float().clone()
+        out[0, 0, 0, 0] += 1e-6 if next(calls) == 15 else 0.0
+        return out
+
+    verdict = check(racy, exact, exact.float(), "float32")
+
+    assert verdict.faults == ("1 of 20 repeats differ from the first",)
+
+
+def test_an_output_that_reuses_its_buffer_is_compared_with_its_first_bits():
+    buffer = torch.zeros(4)
+
+    assert repeatable(lambda: buffer.add_(1), repeats=3) == 3
