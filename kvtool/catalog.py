@@ -87,8 +87,7 @@ def _from_file(path: Path) -> ModelSpec:
     data = _read_bounded(path)
     if path.suffix in (".yaml", ".yml"):
         return _card(data, str(path), path.stem).spec()
-    name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return _from_json(data, str(path), name)
+    return _from_json(data, str(path), _name_of(path))
 
 
 def _read_bounded(path: Path) -> bytes:
@@ -202,6 +201,26 @@ def make_card(raw: object, name: str, source: str, aliases: tuple[str, ...] = ()
     _, used = read_config(raw, name, name)
     assert isinstance(raw, Mapping)
     return ModelCard(name, aliases, source, _keep(raw, used, ""))
+
+
+def import_card(path: str, name: str | None = None) -> ModelCard:
+    """A card made from the config.json at `path` (`-`: standard input); same errors as `load_model`."""
+    if path == "-":
+        data, where, own = sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1), "standard input", "model"
+    else:
+        file = Path(path).expanduser()
+        file = file / "config.json" if file.is_dir() else file
+        if not file.is_file():
+            raise UsageError(f"no file '{path}'", "pass the config.json of a model, or its folder")
+        data, where, own = _read_bounded(file), str(file), _name_of(file)
+    raw = parse_json(data, where)
+    _, used = read_config(raw, own, where)
+    assert isinstance(raw, Mapping)
+    return ModelCard(name or own.lower(), (), "config.json given by the user", _keep(raw, used, ""))
+
+
+def _name_of(path: Path) -> str:
+    return path.resolve().parent.name if path.name == "config.json" else path.stem
 
 
 def _keep(raw: Mapping[str, Any], used: set[str], path: str) -> dict[str, Any]:

@@ -48,8 +48,6 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 }
 
 
-
-
 # Sizes that every published configuration states; only a nested section may leave them to its
 # class.
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size")

@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from kvtool.errors import ModelError, did_you_mean
-from kvtool.model import decoder, encdec, gemma, latent, mamba, recurrent, special
+from kvtool.model import (
+    decoder,
+    encdec,
+    gemma,
+    latent,
+    mamba,
+    recurrent,
+    sparse_mla,
+    special,
+)
 from kvtool.model.fields import Fields, section_type
 from kvtool.model.spec import ModelSpec
 from kvtool.model.styles import SAME_AS, STYLES
@@ -17,9 +26,13 @@ Reader = Callable[[Fields], ModelSpec]
 READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite",
-         "minicpm3", "youtu", "axk1", "deepseek_vl_v2"),
+         "minicpm3", "youtu", "axk1", "deepseek_vl_v2", "mistral4", "sarvam_mla"),
         latent.read,
     ),
+    "axk2": sparse_mla.read_axk2,
+    **dict.fromkeys(("hy_v4", "hy_v4_vl_text"), sparse_mla.read_hy4),
+    **dict.fromkeys(("mistral_large4", "mistral_large4_text"), sparse_mla.read_mistral_large4),
+    **dict.fromkeys(("dots3_note", "dots3_note_text"), sparse_mla.read_dots3),
     **dict.fromkeys(("deepseek_v4", "deepseek_ref"), latent.read_v4),
     "longcat_flash": latent.read_longcat,
     **dict.fromkeys(

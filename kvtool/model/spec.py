@@ -38,10 +38,11 @@ class Parallel:
                 f"dcp {self.dcp} does not divide tp {self.tp}",
                 "decode-context parallelism reuses the tensor-parallel ranks",
             )
-        if (self.tp * self.pp) % self.ep:
+        if self.ep % self.tp and self.tp % self.ep:
             raise UsageError(
-                f"ep {self.ep} does not divide the {self.tp * self.pp} devices of tp x pp",
-                "expert parallelism reuses the same devices",
+                f"ep {self.ep} and tp {self.tp} do not fit into each other",
+                "expert parallelism deals experts out over the tensor-parallel ranks, or over a"
+                " multiple of them (data-parallel attention)",
             )
 
 
@@ -203,6 +204,14 @@ class Weight:
     @property
     def elements(self) -> int:
         return prod(self.shape)
+
+    def share(self, parallel: Parallel) -> int:
+        """Elements on the fullest rank: whole experts dealt out by EP, the rest sliced by TP."""
+        tp, elements = parallel.tp, self.elements
+        if self.active is not None and parallel.ep > 1:
+            elements = elements // self.shape[0] * shares(self.shape[0], parallel.ep)
+            tp = max(1, tp // parallel.ep)
+        return elements // self.units * shares(self.units, tp) if self.units else elements
 
     @property
     def active_elements(self) -> int:

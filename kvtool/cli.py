@@ -1,0 +1,110 @@
+"""The command line: finds the verb, runs it, turns failures into two lines and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from kvtool.errors import KvtoolError, UsageError, did_you_mean
+from kvtool.version import __version__
+
+# Verb -> (module, attribute); the attribute is a function or, for a group, a Typer app.
+COMMANDS = {
+    "size": "kvtool.commands.size",
+    "models": "kvtool.commands.models",
+    "devices": "kvtool.commands.devices",
+}
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+# Typer carries click, or its own copy of it; the base of all complaints about arguments is this.
+_ArgumentError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+def build(verbs: Sequence[str]) -> typer.Typer:
+    """The application with those verbs; a verb's module is imported only here."""
+    app = typer.Typer(
+        name="kvtool",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        context_settings=_SETTINGS,
+        help="Plan and measure LLM inference: cache bytes, hit rates, attention kernels.",
+        epilog="`kvtool size llama-3-70b --ctx 32k` is a good start.",
+    )
+
+    @app.callback()
+    def root(
+        version: Annotated[
+            bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+        ] = False,
+    ) -> None:
+        if version:
+            typer.echo(f"kvtool {__version__}")
+            raise typer.Exit
+
+    root_info = app.registered_callback
+    if root_info is not None:
+        root_info.invoke_without_command = True
+    for verb in verbs:
+        module = import_module(COMMANDS[verb])
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=verb)
+        else:
+            app.command(name=verb, epilog=getattr(module, "EXAMPLES", None))(getattr(module, verb))
+    return app
+
+
+def main() -> None:
+    """Runs the command line and exits: 0, or the code that `guide` of the errors says."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs `args` and returns the exit code; failures are printed on stderr."""
+    try:
+        return _run(list(args))
+    except KvtoolError as error:
+        if os.environ.get("KVTOOL_DEBUG") == "1":
+            raise
+        complain(error)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(args: list[str]) -> int:
+    first = next((arg for arg in args if not arg.startswith("-")), None)
+    completing = any(name.startswith("_KVTOOL_COMPLETE") for name in os.environ)
+    if first is not None and first not in COMMANDS and not completing:
+        raise UsageError(
+            f"no command named '{first}'",
+            did_you_mean(first, COMMANDS, f"commands: {', '.join(COMMANDS)}"),
+        )
+    verbs = [first] if first is not None and not completing else list(COMMANDS)
+    if not args:
+        args = ["--help"]
+    try:
+        code = typer.main.get_command(build(verbs))(args, standalone_mode=False, prog_name="kvtool")
+    except _ArgumentError as error:
+        where = getattr(getattr(error, "ctx", None), "command_path", "kvtool")
+        message = error.format_message().splitlines()[0].rstrip(".")  # type: ignore[attr-defined]
+        raise UsageError(message[:1].lower() + message[1:], f"see `{where} --help`") from None
+    return code if isinstance(code, int) else 0
+
+
+def complain(error: KvtoolError) -> None:
+    """One `error:` line per fault, five at most, then the hint."""
+    for fault in error.faults[:5]:
+        print(f"error: {fault}", file=sys.stderr)
+    if len(error.faults) > 5:
+        print(f"error: .. and {len(error.faults) - 5} more", file=sys.stderr)
+    print(f"hint: {error.hint}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""One module per verb: parse, ask the core once, render."""

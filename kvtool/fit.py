@@ -1,0 +1,365 @@
+"""One row of `size`: what a model keeps, what its weights take, whether it fits; and the inverse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvtool import kvcache
+from kvtool.dtype import KVFormat, load_dtype
+from kvtool.engines.base import Budget, Deployment, Engine, Estimate, Reserve
+from kvtool.errors import KvtoolError, ModelError, UsageError
+from kvtool.model import weights
+from kvtool.model.spec import Layer, ModelSpec
+from kvtool.units import MAX_TOKENS, format_bytes
+
+LOGICAL = "logical"
+LOGICAL_FRACTION = 0.9
+MAX_SOLVED_BATCH = 1 << 30
+MAX_SOLVED_TP = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One combination to size. `engine` None stands for the logical bytes."""
+
+    model: ModelSpec
+    context_tokens: int
+    batch_size: int = 1
+    engine: Engine | None = None
+    deployment: Deployment = Deployment()
+    budget: Budget = Budget()
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A row of results, with what a person should know about it."""
+
+    row: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
+def kv_of(model: ModelSpec, deployment: Deployment) -> KVFormat:
+    """Formats of keys and values as asked for; `auto` is the model's own element type."""
+
+    def named(side: str | None) -> str:
+        name = side or deployment.kv_dtype
+        return model.dtype if name == "auto" else name
+
+    return KVFormat(load_dtype(named(deployment.k_dtype)), load_dtype(named(deployment.v_dtype)))
+
+
+def with_drafter(model: ModelSpec, deployment: Deployment) -> ModelSpec:
+    """`model` with the layers of its drafter where its MTP layers stand, on the last stage."""
+    if deployment.draft is None:
+        return model
+    own = model.mtp_layers if deployment.mtp else ()
+    return replace(model, mtp_layers=(*own, *deployment.draft.layers))
+
+
+def size(case: Case) -> Sized:
+    """Every figure of `kvtool size` for one combination; see docs/commands/size.md for the keys.
+
+    UsageError for ranks that do not divide the model's heads, for a cache format whose blocks do
+    not fill a row, for cross-attention over an input of unknown length.
+    """
+    deployment, context = case.deployment, case.context_tokens
+    model = with_drafter(case.model, deployment)
+    parallel, extra = deployment.parallel, deployment.mtp or deployment.draft is not None
+    kvcache.check_parallel(model, parallel)
+    encoder = kvcache.encoder_tokens(model, deployment.encoder_tokens)
+    reserve = None if case.engine is None else case.engine.reserve(
+        case.model, context, case.batch_size, deployment, case.budget
+    )  # fmt: skip
+    kv = kv_of(model, deployment) if reserve is None else reserve.kv
+    layers = kvcache.fullest_stage(model, context, kv, parallel, encoder, extra)
+
+    def at(tokens: int, spec: ModelSpec = model) -> int:
+        return kvcache.sequence_bytes(spec, tokens, kv, parallel, encoder, extra)
+
+    sequence = at(context)
+    row: dict[str, Any] = {
+        "model": model.name,
+        "model_type": model.model_type,
+        "engine": LOGICAL if reserve is None else reserve.engine,
+        "engine_version": None if reserve is None else reserve.version,
+        "context_tokens": context,
+        "model_context_tokens": model.max_context,
+        "batch_size": case.batch_size,
+        "kv_dtype": kv.k.name if kv.k == kv.v else None,
+        "k_dtype": kv.k.name,
+        "v_dtype": kv.v.name,
+        "dtype": deployment.dtype if deployment.dtype != "auto" else model.dtype,
+        "tp": parallel.tp,
+        "pp": parallel.pp,
+        "ep": parallel.ep,
+        "dcp": parallel.dcp,
+        "sequence_bytes": sequence,
+        "bytes_per_token": sequence - at(context - 1),
+        "growing_bytes_per_token": kvcache.growing_bytes_per_token(layers, kv, parallel),
+        "fixed_bytes": kvcache.fixed_bytes(layers, kv, parallel, encoder),
+        "components": _components(layers, case, kv, encoder),
+        **_twins(model, context, at),
+        **_weights(case),
+    }
+    if reserve is None:
+        row |= _logical(case, row, at, extra, kv, encoder)
+    else:
+        row |= _reserved(case, reserve)
+    return Sized(row, _warnings(case, row, reserve))
+
+
+def _components(
+    layers: Sequence[Layer], case: Case, kv: KVFormat, encoder: int
+) -> list[dict[str, Any]]:
+    found = kvcache.components(layers, case.context_tokens, kv, case.deployment.parallel, encoder)
+    return [
+        {"kind": c.kind, "layers": c.layers, "tokens": c.tokens, "bytes": c.bytes} for c in found
+    ]
+
+
+def _twins(model: ModelSpec, context: int, at: Callable[..., int]) -> dict[str, Any]:
+    """Bytes of the same sequence with a key/value head per query head, and with one for all."""
+    rows: dict[str, Any] = {}
+    for variant in ("mha", "mqa"):
+        twin = kvcache.with_kv_heads(model, variant)
+        try:
+            rows[f"{variant}_sequence_bytes"] = at(context, twin) if twin else None
+        except UsageError:
+            rows[f"{variant}_sequence_bytes"] = None
+    return rows
+
+
+def _weights(case: Case) -> dict[str, Any]:
+    model, deployment = case.model, case.deployment
+    known = model.weights_known and (deployment.draft is None or deployment.draft.weights_known)
+    if not known:
+        return dict.fromkeys(("weight_params", "active_params", "mtp_params", "weight_bytes"))
+    try:
+        held = weights.weight_bytes(
+            model, deployment.dtype, deployment.parallel, mtp=deployment.mtp
+        )
+        if deployment.draft is not None:
+            held += weights.weight_bytes(deployment.draft, "auto", deployment.parallel)
+    except ModelError:
+        held = None
+    return {
+        "weight_params": weights.parameters(model),
+        "active_params": weights.active_parameters(model),
+        "mtp_params": weights.mtp_parameters(model),
+        "weight_bytes": held,
+    }
+
+
+def _logical(
+    case: Case, row: dict[str, Any], at: Callable[..., int], extra: bool, kv: KVFormat, encoder: int
+) -> dict[str, Any]:
+    """Fit by bytes alone: weights and cache against a share of the device, activations left out."""
+    parallel, batch = case.deployment.parallel, case.batch_size
+    model = with_drafter(case.model, case.deployment)
+    one = kvcache.cluster_sequence_bytes(model, case.context_tokens, kv, parallel, encoder, extra)
+    pool = logical_pool(case.budget, row["weight_bytes"])
+    held = row["sequence_bytes"]
+    found: dict[str, Any] = {
+        "request_bytes": held,
+        "cache_bytes": held * batch,
+        "cluster_bytes": one * batch,
+        "loaded_bytes": None,
+        "block_size": None,
+        "pool_bytes": None if pool is None else max(pool, 0),
+        "num_blocks": None,
+        "pool_tokens": None,
+        "max_concurrency": None,
+        "max_context_tokens": None,
+        "max_batch_size": None,
+        "fits": None,
+    }
+    if pool is None:
+        return found
+    concurrency = max(pool, 0) / held if held else None
+    return found | {
+        "max_concurrency": concurrency,
+        "pool_tokens": None if concurrency is None else int(concurrency * case.context_tokens),
+        "max_context_tokens": largest(lambda tokens: at(tokens) * batch <= pool, MAX_TOKENS),
+        "max_batch_size": max(pool, 0) // held if held else None,
+        "fits": held * batch <= pool,
+    }
+
+
+def logical_pool(budget: Budget, weight_bytes: int | None) -> int | None:
+    """Bytes left for the cache: as given, or a fraction of the device less the weights (it can be
+    negative); None when neither a pool nor a device with known weights is there."""
+    if budget.num_blocks is not None:
+        raise UsageError("logical bytes have no blocks", "give --pool, or an engine with --engine")
+    if budget.pool_bytes is not None:
+        return budget.pool_bytes
+    if budget.device is None or weight_bytes is None:
+        return None
+    share = LOGICAL_FRACTION if budget.fraction is None else budget.fraction
+    return int(budget.device.memory_bytes * share) - weight_bytes
+
+
+def _reserved(case: Case, reserve: Reserve) -> dict[str, Any]:
+    pool = reserve.pool
+    found: dict[str, Any] = {
+        "request_bytes": reserve.request_bytes,
+        "cache_bytes": reserve.cache_bytes,
+        "cluster_bytes": reserve.cluster_bytes,
+        **_estimate("loaded_bytes", reserve.loaded_bytes),
+        "block_size": reserve.block_size,
+        **_estimate("pool_bytes", pool and pool.pool_bytes),
+        **_estimate("num_blocks", pool and pool.num_blocks),
+        **_estimate("pool_tokens", pool and pool.pool_tokens),
+        "max_concurrency": pool and pool.max_concurrency,
+        "max_concurrency_low": pool and pool.max_concurrency_low,
+        "max_concurrency_high": pool and pool.max_concurrency_high,
+        "max_context_tokens": _engine_context(case) if pool else None,
+        "max_batch_size": pool and pool.max_batch_size,
+        "fits": pool and pool.fits,
+        "blocks_per_request": reserve.blocks_per_request,
+        "bytes_per_block": reserve.bytes_per_block,
+        "groups": [
+            {
+                "kind": g.kind,
+                "layers": g.layers,
+                "block_size": g.block_size,
+                "page_bytes": g.page_bytes,
+                "blocks": g.blocks,
+            }
+            for g in reserve.groups
+        ],
+        "reasons": [{"name": r.name, "bytes": r.bytes, "text": r.text} for r in reserve.reasons],
+        "terms": [
+            {"name": t.name, **_estimate("bytes", t.bytes), "text": t.text}
+            for t in (pool.terms if pool else ())
+        ],
+        "settings": dict(reserve.settings),
+    }
+    if reserve.weight_bytes is not None:
+        found["weight_bytes"] = reserve.weight_bytes
+    return found
+
+
+def _estimate(name: str, value: Estimate | None) -> dict[str, int | None]:
+    if value is None:
+        return {name: None}
+    if value.is_exact:
+        return {name: value.value}
+    return {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
+
+
+def _engine_context(case: Case) -> int | None:
+    engine = case.engine
+    assert engine is not None
+
+    def fits(tokens: int) -> bool:
+        pool = engine.reserve(
+            case.model, tokens, case.batch_size, case.deployment, case.budget
+        ).pool
+        return pool is not None and pool.fits
+
+    return largest(fits, MAX_TOKENS)
+
+
+def largest(fits: Callable[[int], bool], limit: int) -> int | None:
+    """The largest n >= 0 for which `fits` holds, by doubling and halving; None when `limit` fits.
+
+    `fits` must not become true again once it was false; 0 stands for "not even 1".
+    """
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high < limit and fits(high):
+        low, high = high, 2 * high
+    if high >= limit and fits(limit):
+        return None
+    high = min(high, limit)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def solve(case: Case, what: str) -> Case:
+    """`case` with the largest context or batch that fits, or the fewest devices as TP.
+
+    KvtoolError with the numbers when nothing fits, or when memory sets no bound.
+    """
+    if case.budget.device is None and not case.budget.is_given:
+        raise UsageError(
+            f"--solve {what} needs memory to fit into",
+            "give --gpu NAME, --pool BYTES or --num-blocks N",
+        )
+    if what == "gpus":
+        return _fewest(case)
+    row = size(case).row
+    key = "max_context_tokens" if what == "ctx" else "max_batch_size"
+    found = row[key]
+    if found is None:
+        raise KvtoolError(
+            f"memory sets no bound on the {'context' if what == 'ctx' else 'batch'} of {case.model.name}",
+            "its cache does not grow, or its weights are not known",
+        )
+    if found == 0:
+        raise KvtoolError(_nothing_fits(case, row), "use more or larger devices, or smaller types")
+    name = "context_tokens" if what == "ctx" else "batch_size"
+    return replace(case, **{name: found})
+
+
+def _fewest(case: Case) -> Case:
+    if case.budget.device is None:
+        raise UsageError(
+            "--solve gpus needs a device", "give --gpu NAME; `kvtool devices` lists them"
+        )
+    tp, last = 1, None
+    while tp <= MAX_SOLVED_TP:
+        ranks = replace(case.deployment.parallel, tp=tp)
+        trial = replace(case, deployment=replace(case.deployment, parallel=ranks))
+        try:
+            row = size(trial).row
+        except UsageError:
+            row = None
+        if row and row["fits"]:
+            return trial
+        if row and row["fits"] is None:
+            raise KvtoolError(
+                f"the weights of {case.model.name} are not known", "give the pool with --pool"
+            )
+        last = row or last
+        tp *= 2
+    reason = _nothing_fits(case, last) if last else f"no tp divides the heads of {case.model.name}"
+    raise KvtoolError(reason, "lower the context or the batch, or use smaller types")
+
+
+def _nothing_fits(case: Case, row: dict[str, Any]) -> str:
+    device = case.budget.device
+    held, cache = row["weight_bytes"], row["cache_bytes"]
+    memory = format_bytes(device.memory_bytes) if device else "the pool"
+    taken = f"weights {format_bytes(held)}, " if held is not None else ""
+    return (
+        f"{case.model.name} does not fit into {memory} a device at tp {row['tp']}:"
+        f" {taken}cache {format_bytes(cache)}"
+    )
+
+
+def _warnings(case: Case, row: dict[str, Any], reserve: Reserve | None) -> tuple[str, ...]:
+    model = case.model
+    found = list(model.notes)
+    if model.max_context is not None and case.context_tokens > model.max_context:
+        found.append(
+            f"{case.context_tokens:,} tokens are more than the {model.max_context:,}"
+            f" {model.name} was made for"
+        )
+    if not model.weights_known:
+        found.append(
+            f"the parameters of {model.name} are not counted: no weights, no fit by device"
+        )
+    elif row["weight_bytes"] is None:
+        found.append(f"the weight format of {model.name} is not known here; give it with --dtype")
+    device = case.budget.device
+    if device is not None and device.memory_is_nominal:
+        found.append(f"only the nominal memory of {device.name} is known; the driver shows less")
+    if reserve is not None:
+        found += reserve.warnings
+    return tuple(dict.fromkeys(found))

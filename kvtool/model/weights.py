@@ -1,0 +1,142 @@
+"""Parameters and bytes of a model's weights, in all and on the fullest device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from kvtool.dtype import DTYPES, load_dtype
+from kvtool.errors import ModelError, UsageError
+from kvtool.kvcache import stages
+from kvtool.model.quantization import PACKINGS, Packing, Scheme, scheme_of
+from kvtool.model.spec import SINGLE, Layer, ModelSpec, Parallel, Part, Weight
+
+# Weight formats by name: plain element types, and packings of the matrices inside layers.
+FORMATS = ("float32", "float16", "bfloat16", *(n for n in PACKINGS if "-" not in n))
+
+
+def _of(layers: Iterable[Layer]) -> Iterator[Weight]:
+    for layer in layers:
+        yield from layer.weights
+
+
+def all_weights(model: ModelSpec) -> Iterator[Weight]:
+    """Every tensor of the model once (tied ones too), without its MTP layers."""
+    yield from model.embedding
+    yield from _of(model.layers)
+    yield from model.head
+    yield from model.encoder
+
+
+def parameters(model: ModelSpec) -> int:
+    """Parameters of the whole model: tied tensors once, MTP layers apart.
+
+    >>> from kvtool.catalog import load_model
+    >>> parameters(load_model("llama-3-70b"))
+    70553706496
+    """
+    return sum(weight.elements for weight in all_weights(model))
+
+
+def active_parameters(model: ModelSpec) -> int:
+    """Parameters that one token uses: of the experts only those chosen for it."""
+    return sum(weight.active_elements for weight in all_weights(model))
+
+
+def mtp_parameters(model: ModelSpec) -> int:
+    return sum(weight.elements for weight in _of(model.mtp_layers))
+
+
+def by_part(model: ModelSpec) -> dict[Part, int]:
+    """Parameters by part, in the order of `Part`."""
+    found: Counter[Part] = Counter()
+    for weight in all_weights(model):
+        found[weight.part] += weight.elements
+    return {part: found[part] for part in Part.__args__ if found[part]}  # type: ignore[attr-defined]
+
+
+def weight_scheme(model: ModelSpec, dtype: str) -> tuple[Scheme | None, str]:
+    """The packing of the matrices (None: plain) and the element type of everything else.
+
+    `auto` follows the configuration: its dtype, and its quantisation where it has one. ModelError
+    for a quantisation that is not known here, UsageError for a name that is no format.
+    """
+    if dtype == "auto":
+        if model.quantization is None:
+            return None, model.dtype
+        return scheme_of(model.quantization, model.name), _unpacked(model.dtype)
+    name = dtype.strip().lower()
+    if name not in PACKINGS:
+        name = load_dtype(dtype).name
+        name = "fp8" if name.startswith("fp8") else name
+    if name in PACKINGS:
+        return Scheme(PACKINGS[name], lambda module: False), _unpacked(model.dtype)
+    if name not in ("float32", "float16", "bfloat16"):
+        raise UsageError(f"'{dtype}' is not a weight format", f"formats: {', '.join(FORMATS)}")
+    return None, name
+
+
+def _unpacked(dtype: str) -> str:
+    return dtype if dtype != "float32" else "bfloat16"
+
+
+def weight_bytes(model: ModelSpec, dtype: str = "auto", parallel: Parallel = SINGLE,
+                 mtp: bool = False) -> int:  # fmt: skip
+    """Bytes of the weights on the device that holds most of them.
+
+    The first stage holds the embedding and what stands beside the decoder, the last one the final
+    norm and the head (and the embedding again where it is tied). Embeddings, heads, norms,
+    routers and biases stay in the model's element type whatever packs the matrices.
+    """
+    scheme, plain = weight_scheme(model, dtype)
+    parts = list(stages(model.layers, parallel.pp))
+    total = 0
+    for i, layers in enumerate(parts):
+        here = [*_named(layers, sum(map(len, parts[:i])))]
+        if i == 0:
+            here += [("", w) for w in (*model.embedding, *model.encoder)]
+        if i == len(parts) - 1:
+            here += [("", w) for w in model.head]
+            if model.tied and i:
+                here += [("", w) for w in model.embedding]
+            if mtp:
+                here += _named(model.mtp_layers, len(model.layers))
+        total = max(total, sum(_bytes(n, w, scheme, plain, parallel) for n, w in here))
+    return total
+
+
+def _named(layers: Iterable[Layer], first: int) -> list[tuple[str, Weight]]:
+    return [
+        (f"model.layers.{first + i}.{weight.name}", weight)
+        for i, layer in enumerate(layers)
+        for weight in layer.weights
+    ]
+
+
+def _bytes(name: str, weight: Weight, scheme: Scheme | None, plain: str, parallel: Parallel) -> int:
+    share = weight.share(parallel)
+    if not weight.linear or scheme is None or scheme.skipped(name):
+        return share * DTYPES[plain].block_bytes
+    return _packed(weight, share, scheme.packing)
+
+
+def _packed(weight: Weight, share: int, packing: Packing) -> int:
+    """Packed bytes of a rank's share: of the whole tensor's, in proportion."""
+    whole = packing.bytes(weight.shape)
+    return whole if share == weight.elements else -(-whole * share // weight.elements)
+
+
+def count_known(model: ModelSpec) -> bool:
+    return model.weights_known
+
+
+__all__ = [
+    "FORMATS",
+    "ModelError",
+    "active_parameters",
+    "all_weights",
+    "by_part",
+    "mtp_parameters",
+    "parameters",
+    "weight_bytes",
+]

@@ -1,0 +1,101 @@
+"""Where results go: a format for each reader, a file written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtool.errors import KvtoolError, UsageError, did_you_mean
+from kvtool.report.record import Report
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+FORMATS = ("table", "json", "jsonl", "csv", "md")
+_SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".md": "md", ".txt": "table"}
+
+View = Callable[[Report], "list[RenderableType]"]
+
+
+def choose_format(fmt: str | None, as_json: bool, output: str | None) -> str:
+    """The format asked for: `--json`, `--format`, else the suffix of the file, else a table."""
+    if as_json:
+        fmt = "json"
+    if fmt is None:
+        suffix = Path(output).suffix.lower() if output and output != "-" else ""
+        return _SUFFIXES.get(suffix, "table")
+    if fmt not in FORMATS:
+        raise UsageError(f"no format named '{fmt}'", did_you_mean(fmt, FORMATS, f"formats: {', '.join(FORMATS)}"))  # fmt: skip
+    return fmt
+
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A Rich console on stdout or stderr; without a terminal it is 80 columns wide, uncoloured."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    if width is None and not stream.isatty() and "COLUMNS" not in os.environ:
+        width = 80
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def text_of(report: Report, fmt: str, view: View) -> str:
+    """`report` as text in that format (a table is drawn 80 columns wide, without colour)."""
+    if fmt == "table":
+        from rich.console import Console
+
+        out = Console(width=80, highlight=False, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+        for piece in view(report):
+            out.print(piece)
+        return out.export_text()
+    writers: dict[str, Callable[[], str]] = {
+        "json": lambda: report.to_json() + "\n",
+        "jsonl": report.to_jsonl,
+        "csv": report.to_csv,
+        "md": report.to_markdown,
+    }
+    return writers[fmt]()
+
+
+def show(report: Report, fmt: str, view: View, output: str | None = None) -> None:
+    """Prints `report` on stdout, or writes it to the file `output`; warnings of a table are part
+    of it, those of the other formats stand in the JSON and on stderr."""
+    if output and output != "-":
+        write(text_of(report, fmt, view), Path(output))
+    elif fmt == "table":
+        out = console()
+        for piece in view(report):
+            out.print(piece)
+    else:
+        sys.stdout.write(text_of(report, fmt, view))
+        sys.stdout.flush()
+
+
+def write(text: str, path: Path) -> None:
+    """Writes `text` to `path` whole or not at all; an existing file stays until the new one is
+    complete. KvtoolError when the disk or the folder does not take it."""
+    path = path.expanduser()
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101
+            os.replace(name, path)  # noqa: PTH105
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise KvtoolError(
+            f"cannot write '{path}': {error.strerror}", "choose another place with --output"
+        ) from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
