@@ -1,4 +1,4 @@
-"""Answers: rows of a sweep, the knee, target budgets, and the notes that belong to them."""
+"""Answers of a sweep: rows at budgets, budgets for a target, the knee of each curve."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtool.simulation.expected import doubts, expected, mean_document_bytes
+from kvtool.simulation.expected import expected, mean_document_bytes
 from kvtool.simulation.plan import Plan
 from kvtool.simulation.sweep import Group, mean_interval
-from kvtool.units import format_bytes
 from kvtool.workload.documents import DocumentWorkload
 from kvtool.workload.requests import BlockRequests, DocumentRequests
 
 KNEE = 0.9
-_FEW_HITS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +65,11 @@ class Knee:
 
 def budget_entries(plan: Plan, source: int, budget_bytes: int) -> int | None:
     """Documents or blocks that fit into a budget; None where they differ in bytes."""
-    size = _entry_bytes(plan, source)
+    size = entry_bytes(plan, source)
     return budget_bytes // size if size else None
 
 
-def _entry_bytes(plan: Plan, source: int) -> int | None:
+def entry_bytes(plan: Plan, source: int) -> int | None:
     """Bytes of one document or block, None where documents differ."""
     workload = plan.sources[source]
     if isinstance(workload, BlockRequests):
@@ -84,7 +82,7 @@ def _entry_bytes(plan: Plan, source: int) -> int | None:
 def _budget_tokens(plan: Plan, source: int, budget_bytes: int) -> int:
     """Prompt tokens that a budget holds, whole entries only where these are equal."""
     workload = plan.sources[source]
-    size = _entry_bytes(plan, source)
+    size = entry_bytes(plan, source)
     if isinstance(workload, BlockRequests):
         return budget_bytes // (size or 1) * workload.block_size
     if isinstance(workload, DocumentWorkload):
@@ -209,93 +207,3 @@ def knees(groups: list[Group]) -> list[Knee]:
             if budget is not None:
                 found.append(Knee(group.source, group.rule, unlimited, budget))
     return found
-
-
-def notes(plan: Plan, groups: list[Group], made: list[Row]) -> list[str]:
-    """What a reader must know beside the rows; each once."""
-    found: list[str] = []
-    found += _floor_notes(plan, groups)
-    for one in made:
-        if one.over_prefix is not None or one.over_position_aware is not None:
-            few = _few_hits(made, one)
-            if few:
-                found.append(few)
-    if any(one.analytic_method == "che" for one in made):
-        for budget in plan.budgets:
-            for source in range(len(plan.sources)):
-                for doubt in doubts(plan, source, budget):
-                    found.append(f"analytic_hit_rate at {format_bytes(budget)}: {doubt}")
-    if any(one.analytic_method == "eq3" for one in made):
-        found.append(
-            "analytic_hit_rate of position-aware is the closed form of arXiv 2606.04302, Eq. 3: a "
-            "static cache of the most popular documents, which an LRU does not reach"
-        )
-    if any(isinstance(source, DocumentWorkload) for source in plan.sources):
-        found.append(
-            "Zipf draws are independent; real traces have bursts and rank policies and rules "
-            "differently: check with --trace"
-        )
-    return list(dict.fromkeys(found))
-
-
-def _few_hits(made: list[Row], one: Row) -> str | None:
-    for other in made:
-        same = (other.policy, other.budget_bytes, other.skew) == (
-            one.policy,
-            one.budget_bytes,
-            one.skew,
-        )
-        if same and other.reuse in ("prefix", "position-aware") and other is not one:
-            hits = round(other.hit_rate * other.lookups)
-            if hits < _FEW_HITS:
-                return (
-                    f"ratios to {other.reuse} rest on {hits} hits at "
-                    f"{format_bytes(one.budget_bytes or 0)}: more --requests make them firm"
-                )
-    return None
-
-
-def _floor_notes(plan: Plan, groups: list[Group]) -> list[str]:
-    """Budgets that hold no entry, prompts that fill no block, and the size of a page behind it."""
-    found = []
-    for place, workload in enumerate(plan.sources):
-        size = _entry_bytes(plan, place)
-        if isinstance(workload, BlockRequests):
-            kind = f"block of {workload.block_size:,} tokens"
-            short = int((workload.input_tokens < workload.block_size).sum())
-            if short and plan.block_rules.full_blocks_only:
-                found.append(
-                    f"{short:,} of {workload.requests:,} prompts are shorter than one block of "
-                    f"{workload.block_size:,} tokens and can never hit"
-                )
-            longest = int(workload.input_tokens.max()) if workload.requests else 0
-            blocks = -(-longest // workload.block_size) * max(1, plan.block_rules.pinned)
-            for budget in plan.budgets:
-                if size and size <= budget < blocks * size:
-                    found.append(
-                        f"{format_bytes(budget)} holds {budget // size:,} blocks, "
-                        f"{plan.block_rules.pinned} requests in flight may need {blocks:,}: an "
-                        "engine makes them wait, the simulation does not"
-                    )
-        elif isinstance(workload, DocumentWorkload) and size:
-            kind = f"document of {workload.lengths.fixed:,} tokens"
-        else:
-            smallest = min(
-                (int(s.curve.budgets[0]) for g in groups for s in g.samples if _has_steps(s.curve)),
-                default=None,
-            )
-            kind, size = "document that comes again", smallest
-        for budget in plan.budgets:
-            if size and budget < size:
-                found.append(
-                    f"{format_bytes(budget)} holds no {kind} ({format_bytes(size)}): 0 % by "
-                    f"necessity; documents take whole pages of {plan.page_tokens} tokens"
-                    if not isinstance(workload, BlockRequests)
-                    else f"{format_bytes(budget)} holds no {kind} ({format_bytes(size)}): 0 % by "
-                    "necessity"
-                )
-    return found
-
-
-def _has_steps(curve: object) -> bool:
-    return curve is not None and len(getattr(curve, "budgets", ())) > 0

@@ -1,4 +1,4 @@
-"""What theory expects of a row, by the closed form that fits its rule, and where it should not fit."""
+"""What theory expects of a row: the closed form that fits its rule, and where it should not fit."""
 
 from __future__ import annotations
 
