@@ -21,7 +21,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "naive": (),
     "cached": (),
     "flash": (),
-    "lazy": ("rotate-q", "rotate-k", "rematerialise", "merge"),
+    "lazy": ("rotate-q", "rotate-k", "rematerialise", "merge", "unsplit"),
 }
 """The variants of each kernel, by name; without one the kernel chooses by shape."""
 

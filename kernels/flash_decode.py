@@ -28,12 +28,20 @@ CONFIGS = {
     256: (32, 4, 4),
 }
 """BLOCK_N, stages, warps per padded head_dim."""
+MAX_REGISTERS = 128
+"""Per thread: left alone, the compiler takes 250 for documents and halves the programs per SM."""
 
 
-def config(call: Call) -> tuple[int, int, int, int]:
+UNSPLIT_CONFIG = (16, 2, 4)
+"""BLOCK_N, stages, warps of the variant `unsplit`: one block of 16 tokens at a time."""
+
+
+def config(call: Call, variant: str | None) -> tuple[int, int, int, int]:
     """BLOCK_M, BLOCK_N, stages and warps for a call; tiles are halved for float32."""
     rows = call.query_tokens * call.group_size
     block_n, stages, warps = CONFIGS[padded_dim(call.head_dim)]
+    if variant == "unsplit":
+        block_n, stages, warps = UNSPLIT_CONFIG
     if call.q.dtype == torch.float32:
         block_n, stages = max(16, block_n // 2), 2
     return max(16, 1 << (rows - 1).bit_length()), block_n, stages, warps
@@ -50,7 +58,7 @@ def decode_kernel(
     INTERLEAVED: tl.constexpr, FACTOR: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     HEAD_SCALES: tl.constexpr, DOCUMENTS: tl.constexpr, QUERY_TURN: tl.constexpr,
-    KEY_TURN: tl.constexpr, SINGLE: tl.constexpr, PRECISION: tl.constexpr,
+    KEY_TURN: tl.constexpr, SINGLE: tl.constexpr, ONE_QUERY: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Writes o if SINGLE, else acc / l_i and the log-sum-exp of one item to part and lse.
@@ -105,9 +113,14 @@ def decode_kernel(
         doc_c = tl.zeros([DP], tl.float32)
         doc_s = tl.zeros([DP], tl.float32)
         if QUERY_TURN:
-            rows = query_rows_ptr + (segment * max_queries + t) * (2 * D)
-            c = tl.load(rows[:, None] + d[None, :], mask=inside, other=0.0)
-            s = tl.load(rows[:, None] + D + d[None, :], mask=inside, other=0.0)
+            rows = query_rows_ptr + segment * max_queries * (2 * D)
+            if ONE_QUERY:
+                c = tl.load(rows + d, mask=d < D, other=0.0)[None, :]
+                s = tl.load(rows + D + d, mask=d < D, other=0.0)[None, :]
+            else:
+                rows_at = rows + t[:, None] * (2 * D) + d[None, :]
+                c = tl.load(rows_at, mask=inside, other=0.0)
+                s = tl.load(rows_at + D, mask=inside, other=0.0)
             x = tl.load(q_at + d[None, :], mask=inside, other=0.0)
             other_d = partner_of(d, R, D, INTERLEAVED)
             other = tl.load(q_at + other_d[None, :], mask=inside, other=0.0)
@@ -201,11 +214,13 @@ def decode(call: Call, plan: Plan, o: Tensor) -> None:
         max_queries=call.query_tokens,
         HKV=call.num_kv_heads,
         SINGLE=single,
+        ONE_QUERY=call.query_tokens == 1,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         STAGES=stages,
         num_warps=warps,
         num_stages=stages,
+        maxnreg=MAX_REGISTERS,
         enable_fp_fusion=True,
     )
     if not single:

@@ -7,7 +7,9 @@ m - offset once per document equals turning every key forward by the offset. Var
   rotate-q        the query turned once per document, from its untouched self in float32
   rotate-k        each key tile turned by its document's offset
   rematerialise   a copy of the cache with keys turned to their positions, then flash
-  merge           one flash call per document, merged by log-sum-exp
+  merge           one attention per document, merged by log-sum-exp
+  unsplit         rotate-q with one program per sequence and kv head and one block of 16 tokens
+                  at a time, as the paper's public decode kernel works; Triton decode only
 
 Exact, up to rounding, against copying and re-rotating the cache; documents do not attend to each
 other, so it is not full attention over their concatenation. Source: LazyAttention, arXiv
@@ -24,7 +26,7 @@ from kvtool.errors import UsageError, did_you_mean
 from kvtool.kernels import VARIANTS
 from kvtool.kernels.checks import Call, Options, check
 from kvtool.kernels.merge import merge, plan_merge
-from kvtool.kernels.paths import make_plan, run
+from kvtool.kernels.paths import choose_path, make_plan, run
 from kvtool.kernels.plan import Plan
 from kvtool.kernels.rematerialise import plan_copy, rematerialise
 from kvtool.kernels.worklist import is_decode
@@ -69,6 +71,10 @@ def _plan(call: Call) -> Plan:
         raise UsageError(
             "'rotate-k' is for keys stored in their document's frame",
             "unrotated keys are turned in the kernel whatever the variant; leave it out",
+        )
+    if variant == "unsplit" and (choose_path(call) != "triton" or not is_decode(call)):
+        raise UsageError(
+            "'unsplit' is a way to decode in Triton", "use it with few queries on a CUDA device"
         )
     if variant == "rematerialise":
         return plan_copy(call)

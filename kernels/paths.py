@@ -70,7 +70,8 @@ def _triton_tables(call: Call, plan: Plan) -> object:
         )
     check_cache(call)
     if is_decode(call):
-        return decode_tables(call, plan, flash_decode.config(call), _multiprocessors(call))
+        config = flash_decode.config(call, plan.variant)
+        return decode_tables(call, plan, config, _multiprocessors(call))
     return prefill_tables(call, plan, flash_prefill.config(call))
 
 

@@ -3,7 +3,7 @@
 Prefill: one item per tile of query rows and kv head, the longest first, so that short ones fill
 the end. Decode: each sequence is cut into items of about equal tiles, as many as keep the GPU
 busy once; cuts fall anywhere, but a segment never crosses a document, so its query is turned
-once. The variant `merge` makes each document an item of its own.
+once. The variant `merge` makes each document an item of its own, `unsplit` each sequence.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ def decode_tables(
     tiles = [sum(-(-s.tokens // block_n) for s in run) for run in runs]
     slots = max(1, multiprocessors * PROGRAMS_PER_SM // call.num_kv_heads)
     per_item = max(MIN_TILES, -(-sum(tiles) // slots))
+    if plan.variant == "unsplit":
+        per_item = max(1, *tiles)
     items, segments, first_items, owners = [], [], [0], []
     for b, (run, count) in enumerate(zip(runs, tiles, strict=True)):
         parts = max(1, -(-count // per_item))
