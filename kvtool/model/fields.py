@@ -74,8 +74,23 @@ def class_defaults(model_type: str) -> dict[str, Any]:
 
 def section_type(model_type: str, section: str) -> str:
     """The model type of a nested section of `model_type` that names none; "" when unknown."""
-    parts = _classes().get(model_type, {}).get("parts", {})
-    return str(parts.get(section, {}).get("model_type", ""))
+    return str(_part(model_type, section).get("model_type", ""))
+
+
+def section_defaults(model_type: str, section: str) -> dict[str, Any]:
+    """Defaults that the class of `model_type` gives to its section beyond the section's own."""
+    found: dict[str, Any] = _part(model_type, section).get("defaults", {})
+    return found
+
+
+def is_flat(model_type: str, section: str) -> bool:
+    """Whether published configurations may hold the section's fields at the top level."""
+    return bool(_part(model_type, section).get("flat"))
+
+
+def _part(model_type: str, section: str) -> dict[str, Any]:
+    found: dict[str, Any] = _classes().get(model_type, {}).get("parts", {}).get(section, {})
+    return found
 
 
 class Fields:
@@ -105,10 +120,14 @@ class Fields:
         self.used: set[str] = set() if used is None else used
         self.defaults = class_defaults(model_type)
         if not path:
-            for name in SIZES:
-                for spelling in (name, *SYNONYMS.get(name, ())):
-                    self.defaults.pop(spelling, None)
+            self.drop_sizes()
         self.dtype = "bfloat16"
+
+    def drop_sizes(self) -> None:
+        """Forgets the class's own layers, heads and width: a whole configuration states them."""
+        for name in SIZES:
+            for spelling in (name, *SYNONYMS.get(name, ())):
+                self.defaults.pop(spelling, None)
 
     def child(self, name: str, *, model_type: str = "") -> Fields:
         """The nested section `name` (empty when absent), sharing the list of faults."""

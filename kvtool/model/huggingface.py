@@ -17,7 +17,13 @@ from kvtool.model import (
     sparse_mla,
     special,
 )
-from kvtool.model.fields import Fields, section_type
+from kvtool.model.fields import (
+    Fields,
+    class_defaults,
+    is_flat,
+    section_defaults,
+    section_type,
+)
 from kvtool.model.spec import ModelSpec
 from kvtool.model.styles import SAME_AS, STYLES
 
@@ -102,7 +108,7 @@ def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]
             "pass the config.json of a model",
         )
     root = Fields(raw, where, model_type=_root_type(raw))
-    text, vision = _text_section(root)
+    text = _text_section(root)
     reader = _reader(text.model_type)
     if reader is None:
         raise _unknown_type(text, where)
@@ -132,26 +138,36 @@ def _root_type(raw: Mapping[str, Any]) -> str:
     return ""
 
 
-def _text_section(root: Fields) -> tuple[Fields, bool]:
-    """The section that describes the text decoder, and whether other sections stand beside it.
+def _text_section(root: Fields) -> Fields:
+    """The section that describes the text decoder: nested, or the root itself.
 
-    Root fields that concern the whole model (tied embeddings, dtype) reach into the section.
+    A root that holds the text's fields beside other sections has the text class's defaults too.
     """
     section = root
     for name in TEXT_SECTIONS:
-        if isinstance(section.raw.get(name), Mapping):
-            default = section_type(section.model_type, name)
-            inner = section.child(name, model_type=default or section.model_type)
-            section = _inherit(section, inner)
-    return section, section is not root
+        if not isinstance(section.raw.get(name), Mapping):
+            continue
+        default = section_type(section.model_type, name)
+        inner = section.child(name, model_type=default or section.model_type)
+        inner.defaults = {**inner.defaults, **section_defaults(section.model_type, name)}
+        _inherit_tying(section, inner)
+        section = inner
+    if section is root and is_flat(root.model_type, "text_config"):
+        text = class_defaults(section_type(root.model_type, "text_config"))
+        root.defaults = {**text, **root.defaults}
+        root.drop_sizes()
+    return section
 
 
-def _inherit(outer: Fields, inner: Fields) -> Fields:
+def _inherit_tying(outer: Fields, inner: Fields) -> None:
+    """Whether head and embedding are one tensor: the outer section says, then the inner one, then
+    the outer section's class."""
     name = "tie_word_embeddings"
     if isinstance(outer.raw.get(name), bool):
         outer.used.add(outer.path + name)
         inner.raw = {**inner.raw, name: outer.raw[name]}
-    return inner
+    elif name in outer.defaults:
+        inner.defaults[name] = outer.defaults[name]
 
 
 def _unknown_type(text: Fields, where: str) -> ModelError:
