@@ -245,8 +245,11 @@ def delta_net(hidden: int, key_heads: int, value_heads: int, key_dim: int, value
     )  # fmt: skip
 
 
-def kda(hidden: int, heads: int, dim: int, kernel: int, *, full_gate: bool = False) -> tuple[Weight, ...]:  # fmt: skip
-    """Kimi delta attention: convolved q, k, v, a low-rank decay and a low-rank or full output gate."""
+def kda(
+    hidden: int, heads: int, dim: int, kernel: int, *, full_gate: bool = False,
+    full_decay: bool = False,
+) -> tuple[Weight, ...]:  # fmt: skip
+    """Kimi delta attention: convolved q, k, v; decay and output gate, each of low or full rank."""
     name, width = "self_attn", heads * dim
     weights: tuple[Weight, ...] = ()
     for projection in ("q_proj", "k_proj", "v_proj"):
@@ -258,11 +261,17 @@ def kda(hidden: int, heads: int, dim: int, kernel: int, *, full_gate: bool = Fal
             *linear(f"{name}.g_a_proj", dim, hidden, part="recurrent"),
             *linear(f"{name}.g_b_proj", width, dim, part="recurrent", units=heads),
         )
+    if full_decay:
+        decay = linear(f"{name}.f_proj", width, hidden, part="recurrent", units=heads)
+    else:
+        decay = (
+            *linear(f"{name}.f_a_proj", dim, hidden, part="recurrent"),
+            *linear(f"{name}.f_b_proj", width, dim, part="recurrent", units=heads),
+        )
     return (
         *weights,
         Weight(f"{name}.conv1d", "recurrent", (3 * width, kernel), heads),
-        *linear(f"{name}.f_a_proj", dim, hidden, part="recurrent"),
-        *linear(f"{name}.f_b_proj", width, dim, part="recurrent", units=heads),
+        *decay,
         Weight(f"{name}.dt_bias", "recurrent", (width,), heads),
         Weight(f"{name}.A_log", "recurrent", (heads,), heads),
         *linear(f"{name}.b_proj", heads, hidden, part="recurrent", units=heads),
@@ -306,4 +315,12 @@ def delta_state(key_heads: int, value_heads: int, key_dim: int, value_dim: int, 
             conv,
         ),
         Recurrent("recurrent", ((value_heads * value_dim * key_dim, value_heads),), ssm),
+    )
+
+
+def kda_state(heads: int, dim: int, kernel: int, conv: str, ssm: str) -> tuple[Recurrent, ...]:
+    """Convolution tails of q, k and v, and a matrix [dim, dim] per head."""
+    return (
+        Recurrent("conv", ((3 * heads * dim * (kernel - 1), heads),), conv),
+        Recurrent("recurrent", ((heads * dim * dim, heads),), ssm),
     )

@@ -41,7 +41,7 @@ def read(f: Fields, style: Style) -> ModelSpec:
                     *_side_index(f, extra[i], hidden),
                     *extra_weights(f, state, hidden, sparse=moe[i]),
                     *feed_forward(f, style, hidden, sparse=moe[i]),
-                    *_norms(f, style, hidden),
+                    *norms(f, style, hidden),
                 ),
             )  # fmt: skip
         layers.append(made[key])
@@ -227,7 +227,8 @@ def _flag(f: Fields, setting: bool | str) -> bool:
     return f.flag(setting) if isinstance(setting, str) else setting
 
 
-def _norms(f: Fields, style: Style, hidden: int) -> tuple[Weight, ...]:
+def norms(f: Fields, style: Style, hidden: int) -> tuple[Weight, ...]:
+    """The norms over the hidden size that every layer has."""
     count = style.norms + (2 if style.post_norms and f.flag(style.post_norms) else 0)
     if f.model_type == "falcon" and f.flag("parallel_attn", True):
         split = f.flag("new_decoder_architecture") and f.integer("num_ln_in_parallel_attn", 2) == 2

@@ -44,22 +44,31 @@ def latent_weights(f: Fields, state: Latent, hidden: int) -> tuple[Weight, ...]:
     )
 
 
-def index_layers(f: Fields, layers: int) -> list[bool]:
-    """Which layers keep an index key of their own; the others reuse the choice of an earlier one.
-
-    `indexer_types` decides, else `index_topk_pattern` (F and S), else the schedule of
-    `index_topk_freq` and `index_skip_topk_offset` (GLM-5); without any of them, all layers.
-    """
+def listed_indexes(f: Fields, layers: int) -> list[bool] | None:
+    """Layers with an index key of their own by `indexer_types`, else by `index_topk_pattern` (F
+    and S); None without either."""
     types = f.strings("indexer_types")
     if types is None and f.has("index_topk_pattern"):
         letters = {"F": "full", "S": "shared"}
         types = [letters.get(c, c) for c in f.text("index_topk_pattern")]
-    if types is not None:
-        if len(types) < layers:
-            f.fault("indexer_types", types, f"one entry for each of the {layers} layers")
-            return [True] * layers
-        f.one_of("indexer_types", types, ("full", "shared"))
-        return [entry == "full" for entry in types[:layers]]
+    if types is None:
+        return None
+    if len(types) < layers:
+        f.fault("indexer_types", types, f"one entry for each of the {layers} layers")
+        return [True] * layers
+    f.one_of("indexer_types", types, ("full", "shared"))
+    return [entry == "full" for entry in types[:layers]]
+
+
+def index_layers(f: Fields, layers: int) -> list[bool]:
+    """Which layers keep an index key of their own; the others reuse the choice of an earlier one.
+
+    As listed, else the schedule of `index_topk_freq` and `index_skip_topk_offset` (GLM-5); without
+    any of them, all layers.
+    """
+    listed = listed_indexes(f, layers)
+    if listed is not None:
+        return listed
     freq = f.integer("index_topk_freq", 1)
     offset = f.integer("index_skip_topk_offset", 2, low=0)
     return [max(i - offset + 1, 0) % freq == 0 for i in range(layers)]

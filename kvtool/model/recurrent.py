@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvtool.model import blocks, decoder, latent, layout
+from kvtool.model import blocks, decoder, layout
 from kvtool.model.fields import Fields
 from kvtool.model.spec import Attention, Layer, ModelSpec, Recurrent, State, Weight
 from kvtool.model.styles import PLAIN, Style
@@ -16,6 +16,9 @@ QWEN_NEXT = replace(
 
 
 LINEAR = ("full", "linear")
+
+# What a layer of each kind keeps, and the weights of its mixer.
+Mixers = dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]]
 
 
 def state_dtype(f: Fields, default: str) -> str:
@@ -44,18 +47,17 @@ def attention_state(f: Fields) -> Attention:
     return Attention(heads, kv, width, f.integer("v_head_dim", width))
 
 
-def assemble(
-    f: Fields, style: Style, kinds: list[str], made: dict[tuple[str, bool], Layer]
-) -> ModelSpec:
-    """The model whose i-th layer is `made[kind, has experts]`."""
+def assemble_mixers(f: Fields, style: Style, kinds: list[str], mixers: Mixers) -> ModelSpec:
+    """The model whose i-th layer has the mixer `kinds[i]` and a plain MLP or experts behind it."""
     hidden = f.integer("hidden_size")
-    moe = layout.moe_layers(f, len(kinds))
-    layers = tuple(
-        Layer(made[kind, sparse].states, made[kind, sparse].weights)
-        for kind, sparse in zip(kinds, moe, strict=True)
-    )
-    unique = {layer: layer for layer in layers}
-    layers = tuple(unique[layer] for layer in layers)
+    moe = layout.moe_layers(f, len(kinds), style.dense)
+    mlps = {sparse: decoder.feed_forward(f, style, hidden, sparse=sparse) for sparse in set(moe)}
+    norms = decoder.norms(f, style, hidden)
+    made: dict[tuple[str, bool], Layer] = {}
+    for kind, sparse in dict.fromkeys(zip(kinds, moe, strict=True)):
+        states, weights = mixers[kind]
+        made[kind, sparse] = Layer(states, weights + mlps[sparse] + norms)
+    layers = tuple(made[key] for key in zip(kinds, moe, strict=True))
     template = next((layer for layer in reversed(layers) if attends(layer)), layers[-1])
     return decoder.assemble(f, style, layers, hidden, template)
 
@@ -63,20 +65,6 @@ def assemble(
 def attends(layer: Layer) -> bool:
     """Whether the layer keeps anything but recurrent and convolution states."""
     return any(not isinstance(state, Recurrent) for state in layer.states)
-
-
-def with_mlps(
-    f: Fields, style: Style, mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]]
-) -> dict[tuple[str, bool], Layer]:
-    """A layer for each mixer, once with a plain MLP and once with experts, as far as needed."""
-    hidden = f.integer("hidden_size")
-    found = layout.moe_layers(f, layout.num_layers(f))
-    mlps = {sparse: decoder.feed_forward(f, style, hidden, sparse=sparse) for sparse in set(found)}
-    return {
-        (kind, sparse): Layer(states, weights + mlp + blocks.norm("norms", hidden, count=2))
-        for kind, (states, weights) in mixers.items()
-        for sparse, mlp in mlps.items()
-    }
 
 
 def read_delta(f: Fields, *, interval: int = 4) -> ModelSpec:
@@ -94,11 +82,11 @@ def read_delta(f: Fields, *, interval: int = 4) -> ModelSpec:
     style = replace(QWEN_NEXT, output_gate=f.flag("attn_output_gate", True))
     full = decoder.attention_weights(f, style, state, hidden)
     linear = blocks.delta_net(hidden, *shape)
-    mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
+    mixers: Mixers = {
         "full": ((state,), full),
         "linear": (blocks.delta_state(*shape, f.dtype, state_dtype(f, f.dtype)), linear),
     }
-    return assemble(f, style, kinds, with_mlps(f, style, mixers))
+    return assemble_mixers(f, style, kinds, mixers)
 
 
 def read_olmo_hybrid(f: Fields) -> ModelSpec:
@@ -114,61 +102,14 @@ def read_olmo_hybrid(f: Fields) -> ModelSpec:
     shape = (keys, values, key_dim, value_dim, f.integer("linear_conv_kernel_dim", 4))
     state = attention_state(f)
     style = replace(PLAIN, qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="full")
-    mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
+    mixers: Mixers = {
         "full": ((state,), decoder.attention_weights(f, style, state, hidden)),
         "linear": (
             blocks.delta_state(*shape, f.dtype, state_dtype(f, f.dtype)),
             blocks.delta_net(hidden, *shape),
         ),
     }
-    return assemble(f, style, kinds, with_mlps(f, style, mixers))
-
-
-def _kda_kinds(f: Fields, section: Fields, layers: int) -> list[str]:
-    """Full and linear layers: `layer_types`, else the 1-based lists of `linear_attn_config`."""
-    if f.strings("layer_types") is not None:
-        return layout.layer_kinds(f, layers, allowed=LINEAR)
-    full = section.integers("full_attn_layers", low=1, high=layers)
-    linear = section.integers("kda_layers", low=1, high=layers)
-    if full is None or linear is None:
-        return ["full" if i and i % 4 == 0 else "linear" for i in range(layers)]
-    if sorted(full + linear) != list(range(1, layers + 1)):
-        section.fault("full_attn_layers", full, f"with kda_layers a partition of 1..{layers}")
-        return ["full"] * layers
-    return ["full" if i + 1 in set(full) else "linear" for i in range(layers)]
-
-
-def read_kda(f: Fields) -> ModelSpec:
-    """Kimi Linear and Kimi K3: Kimi delta attention with float32 states, latent attention between."""
-    count, hidden = layout.num_layers(f), f.integer("hidden_size")
-    section = f.child("linear_attn_config", model_type=f.model_type)
-    kinds = _kda_kinds(f, section, count)
-    heads = section.integer("num_heads", f.integer("linear_num_heads", 32))
-    width = section.integer("head_dim", f.integer("linear_head_dim", 128))
-    kernel = section.integer("short_conv_kernel_size", f.integer("linear_conv_kernel_dim", 4))
-    state = latent.latent_state(f, f.integer("num_attention_heads"))
-    weights = latent.latent_weights(f, state, hidden)
-    if f.flag("mla_use_output_gate"):
-        out = state.num_q_heads * state.v_head_dim
-        weights += blocks.linear("self_attn.g_proj", out, hidden, part="attention", units=state.num_q_heads)  # fmt: skip
-    full_gate = section.flag("use_full_rank_gate", False)
-    linear = (
-        Recurrent("conv", ((3 * heads * width * (kernel - 1), heads),), f.dtype),
-        Recurrent("recurrent", ((heads * width * width, heads),), state_dtype(f, "float32")),
-    )
-    mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
-        "full": ((state,), weights),
-        "linear": (linear, blocks.kda(hidden, heads, width, kernel, full_gate=full_gate)),
-    }
-    style = replace(PLAIN, shared="gated")
-    spec = assemble(f, style, kinds, with_mlps(f, style, mixers))
-    if f.has("routed_expert_hidden_size") or f.has("attn_res_block_size"):
-        return replace(
-            spec,
-            weights_known=False,
-            notes=("parameters of Kimi K3's latent experts and attention residuals are not known",),
-        )
-    return spec
+    return assemble_mixers(f, style, kinds, mixers)
 
 
 def read_lightning(f: Fields) -> ModelSpec:
@@ -195,11 +136,11 @@ def read_lightning(f: Fields) -> ModelSpec:
         *blocks.linear(f"{name}.out_proj", hidden, inner, part="recurrent", units=heads, rows=True),
     )
     kept = (Recurrent("recurrent", ((heads * width * width, heads),), state_dtype(f, f.dtype)),)
-    mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
+    mixers: Mixers = {
         "full": ((state,), decoder.attention_weights(f, PLAIN, state, hidden)),
         "linear": (kept, linear),
     }
-    return assemble(f, PLAIN, kinds, with_mlps(f, PLAIN, mixers))
+    return assemble_mixers(f, PLAIN, kinds, mixers)
 
 
 def read_lfm2(f: Fields) -> ModelSpec:
@@ -223,11 +164,11 @@ def read_lfm2(f: Fields) -> ModelSpec:
     if bias:
         conv += (Weight("conv.conv.bias", "recurrent", (hidden,), hidden),)
     style = replace(PLAIN, qk_norm="head")
-    mixers: dict[str, tuple[tuple[State, ...], tuple[Weight, ...]]] = {
+    mixers: Mixers = {
         "full": ((state,), decoder.attention_weights(f, style, state, hidden)),
         "conv": ((Recurrent("conv", ((hidden * (kernel - 1), hidden),), f.dtype),), conv),
     }
-    return assemble(f, style, kinds, with_mlps(f, style, mixers))
+    return assemble_mixers(f, style, kinds, mixers)
 
 
 def read_griffin(f: Fields) -> ModelSpec:
@@ -265,36 +206,3 @@ def read_griffin(f: Fields) -> ModelSpec:
     tail = blocks.mlp(hidden, inner, bias=True) + blocks.norm("norms", hidden, count=2)
     made = {"linear": Layer(kept, recurrent + tail), "sliding": Layer((state,), attention + tail)}
     return decoder.assemble(f, PLAIN, tuple(made[kind] for kind in kinds), hidden)
-
-
-def read_rwkv(f: Fields) -> ModelSpec:
-    """RWKV: two shifted inputs per layer, and per channel three float32 sums (v4) or per head a
-    float32 matrix (v5 to v7)."""
-    count, hidden = layout.num_layers(f), f.integer("hidden_size")
-    inner = f.integer("attention_hidden_size", hidden)
-    shifts = Recurrent("conv", ((2 * hidden, 0),), f.dtype)
-    if f.model_type == "rwkv":
-        kept: tuple[State, ...] = (shifts, Recurrent("recurrent", ((3 * inner, inner),), "float32"))
-        ff = f.integer("intermediate_size", 4 * hidden)
-        weights = (
-            Weight("attention.mix", "recurrent", (3, hidden)),
-            Weight("attention.time", "recurrent", (2, inner), inner),
-            *blocks.linear("attention.kvr", 3 * inner, hidden, part="recurrent", units=inner),
-            *blocks.linear("attention.output", hidden, inner, part="recurrent", units=inner, rows=True),
-            Weight("feed_forward.mix", "mlp", (2, hidden)),
-            *blocks.linear("feed_forward.key", ff, hidden, part="mlp", units=ff),
-            *blocks.linear("feed_forward.receptance", hidden, hidden, part="mlp"),
-            *blocks.linear("feed_forward.value", hidden, ff, part="mlp", units=ff, rows=True),
-            *blocks.norm("norms", hidden, bias=True, count=2),
-        )  # fmt: skip
-        spec = decoder.assemble(
-            f, replace(PLAIN, norm_bias=True), (Layer(kept, weights),) * count, hidden
-        )
-        return replace(spec, embedding=spec.embedding + blocks.norm("pre_ln", hidden, bias=True))
-    size = f.integer("head_size", f.integer("head_dim", 64))
-    heads = f.integer("num_heads", inner // size)
-    kept = (shifts, Recurrent("recurrent", ((heads * size * size, heads),), "float32"))
-    spec = decoder.assemble(f, PLAIN, (Layer(kept),) * count, hidden)
-    return replace(
-        spec, weights_known=False, notes=(f"parameters of {f.model_type} are not counted here",)
-    )
