@@ -154,7 +154,7 @@ def _heads(keys: Keys, config: dict[str, Any]) -> None:
     derived = config["hidden_size"] // most
     key = keys.integer("attention.key_length", derived)
     value = keys.integer("attention.value_length", derived)
-    if not (key and value or keys.faults):
+    if not ((key and value) or keys.faults):
         keys.fault("attention.key_length", key, "a positive number")
     config["head_dim"] = key
     if value != key:
