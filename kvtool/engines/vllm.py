@@ -2,19 +2,22 @@
 
 The rules are vLLM's own, by release, and are checked against its planning code (tests/oracles).
 `vllm_specs` gives every layer its page, `vllm_groups` puts layers on block tables, `vllm_plan`
-counts blocks, `vllm_memory` estimates the pool.
+counts blocks, `vllm_weights` and `vllm_memory` estimate the pool.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvtool.engines.base import Budget, Deployment, Estimate, Pool, Reserve
+from kvtool.engines.base import Budget, Deployment, Estimate, Pool, Reserve, Term
 from kvtool.engines.vllm_groups import layout
+from kvtool.engines.vllm_memory import available, device_total, remainder
 from kvtool.engines.vllm_options import Settings, settle
 from kvtool.engines.vllm_plan import Plan
 from kvtool.engines.vllm_releases import CHECKED, Release, find_release
 from kvtool.engines.vllm_specs import entries
+from kvtool.engines.vllm_weights import loaded_bytes, stage_layers
 from kvtool.kvcache import check_parallel
 from kvtool.model.spec import Layer, ModelSpec
 
@@ -47,6 +50,7 @@ class Vllm:
         settings = settle(model, context_tokens, deployment, self.release, device)
         found = entries(model, settings.rules, _extra_layers(model, deployment))
         plan = Plan(layout(found, settings.rules), settings.rules)
+        loaded = [loaded_bytes(model, deployment, stage) for stage in range(deployment.parallel.pp)]
         return Reserve(
             engine=self.name,
             version=self.version,
@@ -62,7 +66,12 @@ class Vllm:
             groups=plan.groups(),
             reasons=plan.reasons(),
             settings=settings.shown(),
-            pool=_pool(plan, settings, batch_size, budget) if found else None,
+            loaded_bytes=max(
+                (part for part in loaded if part is not None),
+                key=lambda part: part.value,
+                default=None,
+            ),
+            pool=_pool(model, plan, settings, deployment, batch_size, budget),
             warnings=settings.warnings + self._warnings(),
         )
 
@@ -83,10 +92,44 @@ def _extra_layers(model: ModelSpec, deployment: Deployment) -> tuple[Layer, ...]
     return (*own, *(deployment.draft.layers if deployment.draft else ()))
 
 
-def _pool(plan: Plan, settings: Settings, batch_size: int, budget: Budget | None) -> Pool | None:
+def _pool(
+    model: ModelSpec,
+    plan: Plan,
+    settings: Settings,
+    deployment: Deployment,
+    batch_size: int,
+    budget: Budget | None,
+) -> Pool | None:
+    """The pool as given, else estimated from the device; None without either.
+
+    With pipeline stages the one that holds the fewest blocks decides for all.
+    """
+    if not plan.layout.groups:
+        return None
     pool_bytes, num_blocks = settings.pool_bytes, settings.num_blocks
     if budget is not None and budget.is_given:
         pool_bytes, num_blocks = budget.pool_bytes, budget.num_blocks
-    if pool_bytes is None and num_blocks is None:
+    if pool_bytes is not None or num_blocks is not None:
+        return plan.pool(Estimate.exact(pool_bytes or 0), num_blocks, batch_size)
+    if budget is None or budget.device is None:
         return None
-    return plan.pool(Estimate.exact(pool_bytes or 0), num_blocks, batch_size, ())
+    fraction = budget.fraction or settings.fraction or settings.rules.release.default_fraction
+    total = device_total(budget.device, fraction)
+    pools = [
+        plan.pool(available(total, terms), None, batch_size, stage, terms)
+        for stage, terms in enumerate(_terms(model, settings, deployment))
+        if plan.layout.bytes_per_block(stage)
+    ]
+    return min(pools, key=lambda pool: pool.num_blocks.value, default=None)
+
+
+def _terms(
+    model: ModelSpec, settings: Settings, deployment: Deployment
+) -> Iterator[tuple[Term, ...]]:
+    """What the memory of each stage's devices goes to; nothing where weights are unknown."""
+    for stage, layers in enumerate(stage_layers(model, deployment)):
+        loaded = loaded_bytes(model, deployment, stage)
+        if loaded is None:
+            return
+        weights = Term("weights", loaded, "as loaded: tensors, rotary tables, copies, rounding")
+        yield (weights, *remainder(model, layers, settings))

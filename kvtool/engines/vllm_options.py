@@ -195,7 +195,7 @@ def _mode(model: ModelSpec, given: Mapping[str, object], release: Release) -> Mo
             "mamba_cache_mode 'all' is gone from this vLLM", "use none or align, or vllm@0.22.1"
         )
     if mode in ("none", "align", "all"):
-        return mode  # type: ignore[return-value]
+        return mode
     if not recurrent or caching is False:
         return "none"
     if caching is True and not release.hybrid_prefix_caching:

@@ -133,20 +133,25 @@ class Plan:
             text = f"one block of {self.bytes_per_block:,} B is held back and in no printed figure"
             yield Reason("null_block", 0, text)
 
-    def num_blocks(self, pool_bytes: int) -> int:
-        """Blocks of a pool of that size on every device: the stage with the largest block decides."""
-        return max(pool_bytes, 0) // self.bytes_per_block
-
     def pool(
-        self, pool_bytes: Estimate, num_blocks: int | None, batch_size: int, terms: tuple[Term, ...]
+        self,
+        pool_bytes: Estimate,
+        num_blocks: int | None,
+        batch_size: int,
+        stage: int | None = None,
+        terms: tuple[Term, ...] = (),
     ) -> Pool:
-        """The pool as vLLM logs it, from its bytes or from a stated number of blocks."""
+        """The pool of a stage's devices as vLLM logs it, from its bytes or from its blocks.
+
+        The stage with the largest block stands for all where none is named.
+        """
+        block = self.layout.bytes_per_block(self.stage if stage is None else stage)
         if num_blocks is not None:
             blocks = Estimate.exact(num_blocks)
-            pool_bytes = Estimate.exact(num_blocks * self.bytes_per_block)
+            pool_bytes = Estimate.exact(num_blocks * block)
         else:
             ends = pool_bytes.value, pool_bytes.low, pool_bytes.high
-            blocks = Estimate(*(self.num_blocks(end) for end in ends))
+            blocks = Estimate(*(end // block for end in ends))
         request = self.blocks_per_request
         tokens = (self._tokens(n) for n in (blocks.value, blocks.low, blocks.high))
         return Pool(
@@ -162,7 +167,7 @@ class Plan:
         )
 
     def _tokens(self, num_blocks: int) -> int:
-        """ "GPU KV cache size" of the log. Since 0.21 concurrency x max_model_len; before, the blocks
+        """The log's "GPU KV cache size": concurrency x max_model_len; before vLLM 0.21 the blocks
         of one group x the smallest block."""
         rules = self.rules
         if rules.release.tokens_follow_concurrency:

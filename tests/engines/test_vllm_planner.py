@@ -1,4 +1,4 @@
-"""The vLLM adapter against the rows that vLLM's own planner wrote (tests/oracles/vllm_oracle.py)."""
+"""The vLLM adapter against the rows of vLLM's own planner (tests/oracles/vllm_oracle.py)."""
 
 from __future__ import annotations
 
