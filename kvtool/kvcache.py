@@ -18,6 +18,7 @@ from kvtool.model.spec import (
     Parallel,
     Recurrent,
     State,
+    stages,
 )
 
 
@@ -29,23 +30,6 @@ class Component:
     layers: int
     tokens: int
     bytes: int
-
-
-def stages(layers: Sequence[Layer], pp: int) -> list[Sequence[Layer]]:
-    """Layers of each pipeline stage: equal shares, the remainder from the last but one backwards.
-
-    vLLM's rule (`get_pp_indices`): the last stage also holds the head, so it gets no extra layer.
-    """
-    if pp > len(layers):
-        raise UsageError(
-            f"pp {pp} leaves stages without a layer", f"the model has {len(layers)} layers"
-        )
-    share, rest = divmod(len(layers), pp)
-    sizes = [share] * pp
-    for i in range(rest):
-        sizes[-2 - i] += 1
-    cuts = [sum(sizes[:i]) for i in range(pp + 1)]
-    return [layers[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
 
 
 def check_parallel(model: ModelSpec, parallel: Parallel) -> None:

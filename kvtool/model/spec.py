@@ -6,7 +6,7 @@ weights a layer has, everything after them works on these records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
@@ -227,6 +227,23 @@ class Layer:
 
     states: tuple[State, ...]
     weights: tuple[Weight, ...] = ()
+
+
+def stages(layers: Sequence[Layer], pp: int) -> list[Sequence[Layer]]:
+    """Layers of each pipeline stage: equal shares, the remainder from the last but one backwards.
+
+    vLLM's rule (`get_pp_indices`): the last stage also holds the head, so it gets no extra layer.
+    """
+    if pp > len(layers):
+        raise UsageError(
+            f"pp {pp} leaves stages without a layer", f"the model has {len(layers)} layers"
+        )
+    share, rest = divmod(len(layers), pp)
+    sizes = [share] * pp
+    for i in range(rest):
+        sizes[-2 - i] += 1
+    cuts = [sum(sizes[:i]) for i in range(pp + 1)]
+    return [layers[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)

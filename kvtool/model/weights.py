@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from kvtool.dtype import DTYPES, load_dtype
-from kvtool.errors import ModelError, UsageError
-from kvtool.kvcache import stages
+from kvtool.errors import UsageError
 from kvtool.model.quantization import PACKINGS, Packing, Scheme, scheme_of
-from kvtool.model.spec import SINGLE, Layer, ModelSpec, Parallel, Part, Weight
+from kvtool.model.spec import SINGLE, Layer, ModelSpec, Parallel, Part, Weight, stages
 
 # Weight formats by name: plain element types, and packings of the matrices inside layers.
 FORMATS = ("float32", "float16", "bfloat16", *(n for n in PACKINGS if "-" not in n))
@@ -124,19 +123,3 @@ def _packed(weight: Weight, share: int, packing: Packing) -> int:
     """Packed bytes of a rank's share: of the whole tensor's, in proportion."""
     whole = packing.bytes(weight.shape)
     return whole if share == weight.elements else -(-whole * share // weight.elements)
-
-
-def count_known(model: ModelSpec) -> bool:
-    return model.weights_known
-
-
-__all__ = [
-    "FORMATS",
-    "ModelError",
-    "active_parameters",
-    "all_weights",
-    "by_part",
-    "mtp_parameters",
-    "parameters",
-    "weight_bytes",
-]
