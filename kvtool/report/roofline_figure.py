@@ -7,6 +7,7 @@ a disc for prefill and a square for decode. Rows without a speed are not drawn.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,18 @@ COLOURS = (
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
+def check_path(path: Path) -> None:
+    """Refuse early what could not be drawn after the run: the suffix, or missing matplotlib."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"cannot draw to '{path.name}'", f"the suffix must be one of {', '.join(SUFFIXES)}"
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise KvtoolError(
+            "drawing needs matplotlib, which is not installed", "pip install 'kvtool[plot]'"
+        )
+
+
 def draw(
     rows: Sequence[Mapping[str, Any]],
     *,
@@ -38,16 +51,9 @@ def draw(
     path: Path,
 ) -> None:
     """Write the roofline picture of `rows` to `path` (PNG, SVG or PDF, by its suffix)."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"cannot draw to '{path.name}'", f"the suffix must be one of {', '.join(SUFFIXES)}"
-        )
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise KvtoolError(
-            "drawing needs matplotlib, which is not installed", "pip install 'kvtool[plot]'"
-        ) from error
+    check_path(path)
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

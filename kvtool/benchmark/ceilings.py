@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtool.bench.timing import event, quantile
+from kvtool.benchmark.timing import event, quantile
 from kvtool.roofline import Roof
 
 if TYPE_CHECKING:

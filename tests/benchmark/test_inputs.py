@@ -4,8 +4,8 @@ import pytest
 import torch
 from kvtool.kernels import load
 
-from kvtool.bench.inputs import arrange, draw
-from kvtool.bench.oracle import judgement
+from kvtool.benchmark.inputs import arrange, draw
+from kvtool.benchmark.oracle import judgement
 
 CPU = torch.device("cpu")
 LAYOUTS = ["prefix", "paged", "documents", "documents-paged", "unrotated"]
@@ -93,6 +93,6 @@ def test_eager_code_in_slices_equals_eager_code_in_one_piece(monkeypatch):
     drawn = tokens(kv_lens=(111, 111), query_tokens=111)
     whole = judgement(drawn, "plain").eager
 
-    monkeypatch.setattr("kvtool.bench.oracle.MAX_SCORE_BYTES", 14 * 8 * 111 * 10)
+    monkeypatch.setattr("kvtool.benchmark.oracle.MAX_SCORE_BYTES", 14 * 8 * 111 * 10)
 
     assert torch.allclose(judgement(drawn, "plain").eager, whole, atol=1e-6)

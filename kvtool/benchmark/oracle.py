@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from kvtool.bench.inputs import Layout, LayoutName, Tokens, arrange
+from kvtool.benchmark.inputs import Layout, LayoutName, Tokens, arrange
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kvtool.bench import decoder
-from kvtool.bench.cases import Heads
-from kvtool.bench.decoder import Attention, Clock, Decoder, Shape
-from kvtool.bench.generate import fit, generate, operations
+from kvtool.benchmark import decoder
+from kvtool.benchmark.cases import Heads
+from kvtool.benchmark.decoder import Attention, Clock, Decoder, Shape
+from kvtool.benchmark.generate import fit, generate, operations
 from kvtool.errors import UsageError
 
 pytest.importorskip("transformers", reason="the bench extra is not installed")

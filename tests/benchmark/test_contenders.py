@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvtool.bench.cases import Case, Heads
-from kvtool.bench.contenders import ours
+from kvtool.benchmark.cases import Case, Heads
+from kvtool.benchmark.contenders import ours
 from kvtool.errors import UsageError
 from kvtool.roofline import flops
 

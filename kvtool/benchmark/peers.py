@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvtool.bench.cases import Case, Phase
-from kvtool.bench.contenders import Contender, Prepared
-from kvtool.bench.inputs import ROPE_THETA, Layout, LayoutName
+from kvtool.benchmark.cases import Case, Phase
+from kvtool.benchmark.contenders import Contender, Prepared
+from kvtool.benchmark.inputs import ROPE_THETA, Layout, LayoutName
 from kvtool.errors import UsageError, did_you_mean
 from kvtool.roofline import flops, rotation_flops
 

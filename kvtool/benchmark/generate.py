@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvtool.bench.decoder import VOCABULARY, Attention, Decoder, Shape
-from kvtool.bench.gate import RELATIVE_BOUND
-from kvtool.bench.timing import quantile
+from kvtool.benchmark.decoder import VOCABULARY, Attention, Decoder, Shape
+from kvtool.benchmark.gate import RELATIVE_BOUND
+from kvtool.benchmark.timing import quantile
 from kvtool.errors import UsageError
 from kvtool.roofline import AttentionTask, flops, recompute_flops
 

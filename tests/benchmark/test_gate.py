@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvtool.bench.gate import RELATIVE_BOUND, check, judge, poisoned, repeatable
+from kvtool.benchmark.gate import RELATIVE_BOUND, check, judge, poisoned, repeatable
 
 SHAPE = (2, 7, 4, 16)
 

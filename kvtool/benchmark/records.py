@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvtool.bench.cases import Case
-from kvtool.bench.contenders import Contender
-from kvtool.bench.gate import Verdict
-from kvtool.bench.timing import WIDE_SPREAD, Timing
+from kvtool.benchmark.cases import Case
+from kvtool.benchmark.contenders import Contender
+from kvtool.benchmark.gate import Verdict
+from kvtool.benchmark.timing import WIDE_SPREAD, Timing
 from kvtool.roofline import Roof, bound, bytes_moved, floor_seconds, flops
 
 Row = dict[str, Any]
@@ -139,14 +139,15 @@ def _identity(r: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def advice(rows: Iterable[Row]) -> list[str]:
-    """A line for each row whose samples spread wide, with the option that would help."""
-    lines = []
-    for r in rows:
-        if r["median_s"] and r["p80_s"] - r["p20_s"] > WIDE_SPREAD * r["median_s"]:
-            spread = (r["p80_s"] - r["p20_s"]) / r["median_s"]
-            lines.append(
-                f"{r['implementation']}, {r['phase']} batch {r['batch_size']} context "
-                f"{r['context_tokens']}: p20 to p80 spans {spread:.0%} of the median; "
-                "try --samples 500, or a device that nothing else uses"
-            )
-    return lines
+    """One line when samples spread wide, with the widest row and the option that would help."""
+    rows = [r for r in rows if r.get("p80_s")]
+    spreads = [(r["p80_s"] - r["p20_s"]) / r["median_s"] for r in rows]
+    wide = sum(spread > WIDE_SPREAD for spread in spreads)
+    if not wide:
+        return []
+    widest = rows[spreads.index(max(spreads))]
+    return [
+        f"the samples of {wide} of {len(rows)} rows spread wide (p20 to p80 over the median: up to "
+        f"{max(spreads):.0%}, {widest['implementation']} in {widest['phase']}); "
+        "try --samples 500, or a device that nothing else uses"
+    ]

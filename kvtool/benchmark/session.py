@@ -6,12 +6,12 @@ results case by case. Options are named as on the command line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvtool.bench import ceilings
-from kvtool.bench.cases import (
+from kvtool.benchmark import ceilings
+from kvtool.benchmark.cases import (
     CPU_DEFAULTS,
     FP8_DTYPES,
     GPU_DEFAULTS,
@@ -22,11 +22,11 @@ from kvtool.bench.cases import (
     heads_of,
     sweep,
 )
-from kvtool.bench.ceilings import Ceilings
-from kvtool.bench.contenders import Contender, ours
-from kvtool.bench.environment import describe, state
-from kvtool.bench.peers import select
-from kvtool.bench.run import Effort, Result, run
+from kvtool.benchmark.ceilings import Ceilings
+from kvtool.benchmark.contenders import Contender, ours
+from kvtool.benchmark.environment import describe, state
+from kvtool.benchmark.peers import select
+from kvtool.benchmark.run import Effort, Result, run
 from kvtool.catalog import load_model
 from kvtool.dtype import load_dtype
 from kvtool.errors import DeviceError, KvtoolError, UsageError, did_you_mean
@@ -74,6 +74,7 @@ class Session:
     contenders: list[Contender]
     effort: Effort
     seed: int
+    inputs: dict[str, Any]
     warnings: list[str]
     left_out_peers: list[str]
     environment: dict[str, Any] = field(default_factory=dict)
@@ -142,6 +143,7 @@ def open_session(options: Options, *, command: str) -> Session:
         contenders=ours(options.kernel, options.variant) + peers,
         effort=Effort() if options.samples is None else _effort(options.samples),
         seed=options.seed,
+        inputs=_understood(options, device, heads, cases),
         warnings=warnings,
         left_out_peers=left_out,
         environment=describe(device) | {"seed": options.seed, "command": command},
@@ -169,6 +171,36 @@ def find_device(name: str) -> torch.device:
             "--device cpu times the portable torch code; `nvidia-smi` shows whether a driver runs",
         )
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _understood(
+    options: Options, device: torch.device, heads: Heads, cases: Sequence[Case]
+) -> dict[str, Any]:
+    """The options as understood, defaults filled in."""
+    return {
+        "kernel": list(options.kernel),
+        "variant": list(options.variant),
+        "phase": list(options.phase),
+        "model": heads.origin,
+        "tp": options.tp,
+        "heads": heads.num_q_heads,
+        "kv_heads": heads.num_kv_heads,
+        "head_dim": heads.head_dim,
+        "ctx": _distinct(case.context_tokens for case in cases),
+        "batch": _distinct(case.batch_size for case in cases),
+        "doc_tokens": _distinct(case.doc_tokens for case in cases),
+        "block_size": _distinct(case.block_size for case in cases),
+        "dtype": _distinct(case.dtype for case in cases),
+        "kv_dtype": _distinct(case.kv_dtype for case in cases),
+        "peers": list(options.peers),
+        "device": str(device),
+        "samples": options.samples,
+        "seed": options.seed,
+    }
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
 
 
 def _effort(samples: int) -> Effort:

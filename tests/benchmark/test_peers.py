@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from kvtool.bench import peers
-from kvtool.bench.peers import PEERS, select
+from kvtool.benchmark import peers
+from kvtool.benchmark.peers import PEERS, select
 from kvtool.errors import UsageError
 
 

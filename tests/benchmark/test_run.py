@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from kvtool.bench import run as run_module
-from kvtool.bench.cases import Case, Heads
-from kvtool.bench.contenders import Contender, Prepared, ours
-from kvtool.bench.peers import select
-from kvtool.bench.run import Effort, gates_passed, run
+from kvtool.benchmark import run as run_module
+from kvtool.benchmark.cases import Case, Heads
+from kvtool.benchmark.contenders import Contender, Prepared, ours
+from kvtool.benchmark.peers import select
+from kvtool.benchmark.run import Effort, gates_passed, run
 from kvtool.errors import UsageError
 from kvtool.roofline import Roof
 

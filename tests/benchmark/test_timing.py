@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtool.bench import timing
-from kvtool.bench.timing import Timing, input_sets_needed, measure, quantile
+from kvtool.benchmark import timing
+from kvtool.benchmark.timing import Timing, input_sets_needed, measure, quantile
 
 CPU = torch.device("cpu")
 

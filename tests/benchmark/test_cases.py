@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtool.bench.cases import CPU_DEFAULTS, Case, Heads, default_doc_tokens, heads_of, sweep
+from kvtool.benchmark.cases import CPU_DEFAULTS, Case, Heads, default_doc_tokens, heads_of, sweep
 from kvtool.errors import UsageError
 from kvtool.model.spec import Attention, Latent, Layer, ModelSpec
 

@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvtool.bench.cases import Heads
-from kvtool.bench.inputs import ROPE_THETA
-from kvtool.bench.timing import event
+from kvtool.benchmark.cases import Heads
+from kvtool.benchmark.inputs import ROPE_THETA
+from kvtool.benchmark.timing import event
 
 if TYPE_CHECKING:
     import torch

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kvtool.bench import gate
-from kvtool.bench.cases import Case
-from kvtool.bench.contenders import Contender, Prepared
-from kvtool.bench.environment import l2_bytes, state
-from kvtool.bench.gate import Verdict
-from kvtool.bench.inputs import Layout, LayoutName, Tokens, arrange, draw
-from kvtool.bench.oracle import JUDGED_AS, Judgement, judgement
-from kvtool.bench.records import Row, row, with_ratios
-from kvtool.bench.timing import Timing, input_sets_needed, measure
+from kvtool.benchmark import gate
+from kvtool.benchmark.cases import Case
+from kvtool.benchmark.contenders import Contender, Prepared
+from kvtool.benchmark.environment import l2_bytes, state
+from kvtool.benchmark.gate import Verdict
+from kvtool.benchmark.inputs import Layout, LayoutName, Tokens, arrange, draw
+from kvtool.benchmark.oracle import JUDGED_AS, Judgement, judgement
+from kvtool.benchmark.records import Row, row, with_ratios
+from kvtool.benchmark.timing import Timing, input_sets_needed, measure
 from kvtool.errors import KvtoolError
 from kvtool.roofline import Roof, bytes_moved
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtool.bench.cases import Case, Phase
-from kvtool.bench.inputs import Layout, LayoutName
+from kvtool.benchmark.cases import Case, Phase
+from kvtool.benchmark.inputs import Layout, LayoutName
 from kvtool.errors import UsageError, did_you_mean
 from kvtool.kernels import NAMES, VARIANTS, load
 from kvtool.roofline import flops, materialised_flops, recompute_flops, rotation_flops

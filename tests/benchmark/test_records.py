@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from kvtool.bench.cases import Case, Heads
-from kvtool.bench.contenders import ours
-from kvtool.bench.gate import Verdict
-from kvtool.bench.records import advice, row, with_baseline, with_ratios
-from kvtool.bench.timing import Timing
+from kvtool.benchmark.cases import Case, Heads
+from kvtool.benchmark.contenders import ours
+from kvtool.benchmark.gate import Verdict
+from kvtool.benchmark.records import advice, row, with_baseline, with_ratios
+from kvtool.benchmark.timing import Timing
 from kvtool.roofline import Roof
 
 PROMISED = {
@@ -92,7 +92,7 @@ def test_an_earlier_file_is_matched_by_implementation_and_shape():
     ("samples", "lines"), [([1.0, 1.0, 1.01, 1.02], 0), ([1.0, 1.0, 1.5, 2.0], 1)]
 )
 def test_a_wide_spread_earns_advice(samples, lines):
-    found = advice([record(samples=samples)])
+    found = advice([record(samples=samples), record(samples=[1.0])])
 
     assert len(found) == lines
-    assert all("--samples" in line for line in found)
+    assert all("1 of 2 rows" in line and "--samples" in line for line in found)
