@@ -50,7 +50,10 @@ class Vllm:
         settings = settle(model, context_tokens, deployment, self.release, device)
         found = entries(model, settings.rules, _extra_layers(model, deployment))
         plan = Plan(layout(found, settings.rules), settings.rules)
-        loaded = [loaded_bytes(model, deployment, stage) for stage in range(deployment.parallel.pp)]
+        loaded = [
+            loaded_bytes(model, deployment, self.release, stage)
+            for stage in range(deployment.parallel.pp)
+        ]
         return Reserve(
             engine=self.name,
             version=self.version,
@@ -127,9 +130,11 @@ def _terms(
     model: ModelSpec, settings: Settings, deployment: Deployment
 ) -> Iterator[tuple[Term, ...]]:
     """What the memory of each stage's devices goes to; nothing where weights are unknown."""
-    for stage, layers in enumerate(stage_layers(model, deployment)):
-        loaded = loaded_bytes(model, deployment, stage)
+    parts = stage_layers(model, deployment)
+    for stage, layers in enumerate(parts):
+        loaded = loaded_bytes(model, deployment, settings.rules.release, stage)
         if loaded is None:
             return
         weights = Term("weights", loaded, "as loaded: tensors, rotary tables, copies, rounding")
-        yield (weights, *remainder(model, layers, settings))
+        is_last = stage == len(parts) - 1
+        yield (weights, *remainder(model, layers, settings, samples=is_last))

@@ -85,9 +85,11 @@ STREAMS = {
 }
 
 
-def remainder(model: ModelSpec, layers: Sequence[Layer], settings: Settings) -> tuple[Term, ...]:
+def remainder(
+    model: ModelSpec, layers: Sequence[Layer], settings: Settings, *, samples: bool
+) -> tuple[Term, ...]:
     """What the dummy run leaves no room for: other memory, the larger of activation and sampler,
-    and CUDA graphs. `layers` are those of the stage."""
+    and CUDA graphs. `layers` are those of the stage; the last stage `samples`."""
     release = settings.rules.release
     constants = CONSTANTS[release.version]
     parallel = settings.rules.parallel
@@ -95,7 +97,7 @@ def remainder(model: ModelSpec, layers: Sequence[Layer], settings: Settings) -> 
     compiled = 0 if settings.enforce_eager else constants.compiled
     terms = [
         Term("other", _shift(other, compiled), "memory outside torch, library workspaces"),
-        _peak(model, layers, settings, constants),
+        _peak(model, layers, settings, constants, samples),
     ]
     if release.graphs_subtracted and not settings.enforce_eager:
         terms.append(Term("graphs", constants.graphs, "CUDA graphs, as estimated at start-up"))
@@ -107,13 +109,17 @@ def _shift(estimate: Estimate, by: int) -> Estimate:
 
 
 def _peak(
-    model: ModelSpec, layers: Sequence[Layer], settings: Settings, constants: Constants
+    model: ModelSpec,
+    layers: Sequence[Layer],
+    settings: Settings,
+    constants: Constants,
+    samples: bool,
 ) -> Term:
     size = DTYPES[model.dtype].block_bytes
     tokens = settings.max_num_batched_tokens
     live = live_values(model, layers, settings)
     activation = live.values(tokens) * size
-    sampler = int(
+    sampler = samples * int(
         constants.logit * min(settings.max_num_seqs, tokens) * model.vocab_size
         + constants.logit_hidden * tokens * size * model.hidden_size
     )

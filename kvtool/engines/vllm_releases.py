@@ -25,6 +25,7 @@ class Release:
     batches that run at once; before that by one batch. `hybrid_prefix_caching`: on by default for
     models with recurrent layers. `pads_pages`: a page that does not divide the largest is padded;
     before that it is an error. `graphs_subtracted`: estimated CUDA graphs leave the pool.
+    `splits_segments`: the allocator of its torch gives rests above 1 MiB to other tensors.
     `large_device_bytes`: from this much memory on a server batches 16,384 tokens by default.
     `window_extra`: tokens a model type's window is longer. `speculative_conv_types`: convolution
     tails grow with speculative tokens. `checkpoint_types`: align mode keeps one state more;
@@ -38,6 +39,7 @@ class Release:
     pads_pages: bool
     latent_block_multiple: int
     graphs_subtracted: bool
+    splits_segments: bool
     default_fraction: float
     large_device_bytes: int | None
     window_extra: tuple[tuple[str, int], ...]
@@ -63,6 +65,7 @@ RELEASES = (
         pads_pages=False,
         latent_block_multiple=1,
         graphs_subtracted=False,
+        splits_segments=True,
         default_fraction=0.9,
         large_device_bytes=None,
         window_extra=(),
@@ -79,6 +82,7 @@ RELEASES = (
         pads_pages=False,
         latent_block_multiple=1,
         graphs_subtracted=False,
+        splits_segments=True,
         default_fraction=0.9,
         large_device_bytes=None,
         window_extra=(),
@@ -95,6 +99,7 @@ RELEASES = (
         pads_pages=False,
         latent_block_multiple=1,
         graphs_subtracted=True,
+        splits_segments=False,
         default_fraction=0.92,
         large_device_bytes=None,
         window_extra=(),
@@ -111,6 +116,7 @@ RELEASES = (
         pads_pages=True,
         latent_block_multiple=128,
         graphs_subtracted=True,
+        splits_segments=False,
         default_fraction=0.92,
         large_device_bytes=160 * GIB,
         window_extra=(("cohere2", 1),),

@@ -15,7 +15,6 @@ from typing import Literal
 from kvtool.dtype import DTYPES, DType, KVFormat
 from kvtool.engines.vllm_releases import Release
 from kvtool.errors import KvtoolError, UsageError
-from kvtool.kvcache import stages
 from kvtool.model.spec import (
     Attention,
     Index,
@@ -27,6 +26,7 @@ from kvtool.model.spec import (
     Shared,
     State,
     shares,
+    stages,
 )
 
 Mode = Literal["none", "align", "all"]

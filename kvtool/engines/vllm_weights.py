@@ -3,24 +3,25 @@
     parameters as stored (tied tensors once) + rotary tables + float32 parameters
     + copies that weight processing keeps + allocator rounding
 
-vLLM joins q, k, v and gate, up into one tensor each, pads vocabularies to 64 rows, and allocates a
-tensor of 10 MiB or more in multiples of 2 MiB (smaller ones: 512 B). Checked against 19 runs of
-0.22.1 on an H200: all within 0.35 %.
+vLLM joins q, k, v and gate, up into one tensor each and pads vocabularies to 64 rows. torch gives a
+tensor of 10 MiB or more a segment in multiples of 2 MiB (smaller ones: 512 B); up to vLLM 0.20 a
+rest of more than 1 MiB was given to others. Checked against runs of 0.22.1 on an H200 and the llm-d
+planner's sweep of 0.19 on an H100.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from kvtool.dtype import DTYPES
 from kvtool.engines.base import Deployment, Estimate
-from kvtool.engines.vllm_releases import MIB
-from kvtool.kvcache import stages
+from kvtool.engines.vllm_releases import MIB, Release
 from kvtool.model.quantization import Scheme
 from kvtool.model.rotary import Rotary
-from kvtool.model.spec import Latent, Layer, ModelSpec, Weight
+from kvtool.model.spec import Latent, Layer, ModelSpec, Weight, stages
 from kvtool.model.weights import weight_scheme
 
 MARGIN = 0.004
@@ -58,82 +59,86 @@ def stage_layers(model: ModelSpec, deployment: Deployment) -> list[list[Layer]]:
     return parts
 
 
-def loaded_bytes(model: ModelSpec, deployment: Deployment, stage: int) -> Estimate | None:
+def loaded_bytes(
+    model: ModelSpec, deployment: Deployment, release: Release, stage: int
+) -> Estimate | None:
     """Bytes after loading on the devices of a stage; None where not all parameters are known."""
     if not model.weights_known:
         return None
-    scheme, plain = weight_scheme(model, deployment.dtype)
-    loading = Loading(scheme, plain, deployment)
-    parts = stage_layers(model, deployment)
+    loading = Loading(*weight_scheme(model, deployment.dtype), deployment)
+    sizes = [*_tensors(model, loading, stage)]
+    return _estimate(sum(_allocated(size, release) for size in sizes), model, loading)
+
+
+def _tensors(model: ModelSpec, loading: Loading, stage: int) -> Iterator[int]:
+    """Bytes of every tensor on a device of a stage, rotary tables included."""
+    parts = stage_layers(model, loading.deployment)
     first = sum(map(len, parts[:stage]))
-    total = sum(
-        sum(map(_allocated, _layer_tensors(layer, f"model.layers.{first + i}", loading)))
-        for i, layer in enumerate(parts[stage])
-    )
-    total += sum(_allocated(_vocab_bytes(w, model, loading)) for w in _ends(model, stage, parts))
-    total += sum(_allocated(_table_bytes(table, model)) for table in _rotary(model))
-    return _estimate(total, model, loading)
+    for i, layer in enumerate(parts[stage]):
+        yield from _layer_tensors(layer, f"model.layers.{first + i}", loading)
+    for weight in _ends(model, stage, len(parts) - 1):
+        yield _vocab_bytes(weight, model, loading)
+    for table in _rotary(model):
+        yield _table_bytes(table, model)
 
 
-def _ends(model: ModelSpec, stage: int, parts: Sequence[object]) -> Iterable[Weight]:
+def _ends(model: ModelSpec, stage: int, last: int) -> Iterator[Weight]:
     """Embeddings and what stands beside the decoder first, the head (a tied one again) last."""
     if stage == 0:
         yield from model.embedding
         yield from model.encoder
-    if stage == len(parts) - 1:
+    if stage == last:
         yield from model.head
         if model.tied and stage:
             yield from model.embedding
 
 
-def _layer_tensors(layer: Layer, prefix: str, loading: Loading) -> Iterable[int]:
-    """Bytes of the tensors of a layer as vLLM holds them."""
-    joined: dict[str, int] = {}
-    for weight in layer.weights:
+def _layer_tensors(layer: Layer, prefix: str, loading: Loading) -> Iterator[int]:
+    """Bytes of the tensors of a layer as vLLM holds them: joined projections, scales apart."""
+    joined: Counter[str] = Counter()
+    for number, weight in enumerate(layer.weights):
         module, _, last = weight.name.rpartition(".")
-        key = f"{module}.{FUSED[last]}" if last in FUSED else weight.name
-        found = joined.get(key, 0) if last in FUSED else 0
-        if key in joined and last not in FUSED:
-            yield joined.pop(key)
-        joined[key] = found + _weight_bytes(f"{prefix}.{weight.name}", weight, loading)
+        key = f"{module}.{FUSED[last]}" if last in FUSED else f"{number}"
+        for part, size in enumerate(_weight_bytes(f"{prefix}.{weight.name}", weight, loading)):
+            joined[f"{key} {part}"] += size
     yield from joined.values()
     if loading.scheme is not None and any(isinstance(s, Latent) for s in layer.states):
         yield from _latent_copies(layer, loading)
 
 
-def _latent_copies(layer: Layer, loading: Loading) -> Iterable[int]:
+def _latent_copies(layer: Layer, loading: Loading) -> Iterator[int]:
     """Packed kv_b_proj is kept a second time, unpacked, for the absorbed form of decode."""
     for weight in layer.weights:
         if weight.name.endswith("kv_b_proj"):
             yield weight.share(loading.deployment.parallel) * DTYPES[loading.plain].block_bytes
 
 
-def _weight_bytes(name: str, weight: Weight, loading: Loading) -> int:
+def _weight_bytes(name: str, weight: Weight, loading: Loading) -> tuple[int, ...]:
+    """Bytes of a rank's share of a tensor: its values, and of the scales beside them."""
     share = weight.share(loading.deployment.parallel)
     last = name.rpartition(".")[2]
     if loading.is_mxfp4 and weight.part == "experts":
         return _mxfp4_bytes(weight, share)
-    if last in FLOAT32_PARAMETERS:
-        return share * 4
     scheme = loading.scheme
+    if last in FLOAT32_PARAMETERS:
+        return (share * 4,)
     if scheme is None or not weight.linear or scheme.skipped(name):
-        return share * DTYPES[loading.plain].block_bytes
-    whole = scheme.packing.bytes(weight.shape)
-    return -(-whole * share // weight.elements)
+        return (share * DTYPES[loading.plain].block_bytes,)
+    whole = -(-scheme.packing.bytes(weight.shape) * share // weight.elements)
+    values = int(share * scheme.packing.weight)
+    return values, whole - values
 
 
-def _mxfp4_bytes(weight: Weight, share: int) -> int:
+def _mxfp4_bytes(weight: Weight, share: int) -> tuple[int, ...]:
     """Packed experts under Triton's kernels: half a byte each, the scales as loaded and again in
     the swizzled copy (32 inputs per scale; rows to 128, columns to 8), biases in float32."""
     if not weight.linear:
-        return share * 4
-    *copies, rows, columns = weight.shape
+        return (share * 4,)
+    rows, columns = weight.shape[-2:]
     scales = columns // 32
     padded = -(-rows // 128) * 128 * (-(-scales // 8) * 8)
-    whole = rows * columns // 2 + rows * scales + padded
-    for extent in copies:
-        whole *= extent
-    return -(-whole * share // weight.elements)
+    matrices = share // (rows * columns)
+    return share // 2, matrices * rows * scales, matrices * padded
 
 
 def _vocab_bytes(weight: Weight, model: ModelSpec, loading: Loading) -> int:
@@ -170,9 +175,13 @@ def _table_bytes(table: Rotary, model: ModelSpec) -> int:
     return table_rows(table) * table.width * size
 
 
-def _allocated(size: int) -> int:
-    step = 2 * MIB if size >= 10 * MIB else 512
-    return -(-size // step) * step
+def _allocated(size: int, release: Release) -> int:
+    """Bytes that torch counts for a tensor of that size."""
+    small = -(-size // 512) * 512
+    if size < 10 * MIB:
+        return small
+    segment = -(-size // (2 * MIB)) * 2 * MIB
+    return small if release.splits_segments and segment - small > MIB else segment
 
 
 def _estimate(total: int, model: ModelSpec, loading: Loading) -> Estimate:
