@@ -11,7 +11,7 @@ from kvtool.model.spec import Layer, ModelSpec, Recurrent, Weight
 from kvtool.model.styles import LLAMA, PLAIN, Style
 
 
-def _rank(f: Fields, name: str, hidden: int) -> int:
+def time_step_rank(f: Fields, name: str, hidden: int) -> int:
     """The rank of the time step; `auto` is a sixteenth of the hidden size."""
     if f.raw.get(name, "auto") == "auto":
         return -(-hidden // 16)
@@ -30,7 +30,7 @@ def read_mamba1(f: Fields) -> ModelSpec:
             inner,
             state,
             kernel,
-            _rank(f, "time_step_rank", hidden),
+            time_step_rank(f, "time_step_rank", hidden),
             bias=f.flag("use_bias", False),
             conv_bias=f.flag("use_conv_bias", True),
         )
@@ -78,7 +78,7 @@ def read_jamba(f: Fields) -> ModelSpec:
         inner,
         d_state,
         kernel,
-        _rank(f, "mamba_dt_rank", hidden),
+        time_step_rank(f, "mamba_dt_rank", hidden),
         bias=f.flag("mamba_proj_bias", False),
         conv_bias=f.flag("mamba_conv_bias", True),
         norms=True,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvtool.model import blocks, decoder, layout
-from kvtool.model.fields import Fields
-from kvtool.model.spec import Attention, Layer, ModelSpec, Recurrent, State, Weight
+from kvtool.model.fields import MAX_TOKENS, Fields
+from kvtool.model.spec import Attention, Index, Layer, ModelSpec, Recurrent, State, Weight
 from kvtool.model.styles import PLAIN, Style
 
 QWEN_NEXT = replace(
@@ -67,17 +67,22 @@ def attends(layer: Layer) -> bool:
     return any(not isinstance(state, Recurrent) for state in layer.states)
 
 
-def read_delta(f: Fields, *, interval: int = 4) -> ModelSpec:
-    """Qwen3-Next and Qwen3.5: gated delta nets, every fourth layer gated attention."""
-    count, hidden = layout.num_layers(f), f.integer("hidden_size")
-    kinds = full_kinds(f, count, f.integer("full_attention_interval", interval))
-    shape = (
+def delta_shape(f: Fields) -> tuple[int, int, int, int, int]:
+    """Key heads, value heads, their widths and the convolution kernel of gated delta nets."""
+    return (
         f.integer("linear_num_key_heads"),
         f.integer("linear_num_value_heads"),
         f.integer("linear_key_head_dim"),
         f.integer("linear_value_head_dim"),
         f.integer("linear_conv_kernel_dim"),
     )
+
+
+def read_delta(f: Fields, *, interval: int = 4) -> ModelSpec:
+    """Qwen3-Next and Qwen3.5: gated delta nets, every fourth layer gated attention."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    kinds = full_kinds(f, count, f.integer("full_attention_interval", interval))
+    shape = delta_shape(f)
     state = attention_state(f)
     style = replace(QWEN_NEXT, output_gate=f.flag("attn_output_gate", True))
     full = decoder.attention_weights(f, style, state, hidden)
@@ -87,6 +92,76 @@ def read_delta(f: Fields, *, interval: int = 4) -> ModelSpec:
         "linear": (blocks.delta_state(*shape, f.dtype, state_dtype(f, f.dtype)), linear),
     }
     return assemble_mixers(f, style, kinds, mixers)
+
+
+def read_lara(f: Fields) -> ModelSpec:
+    """Lara: delta nets, windows and full layers in turns of five, experts in every layer."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    if f.strings("layer_types") is not None:
+        kinds = layout.layer_kinds(f, count, allowed=(*LINEAR, "sliding"))
+    else:
+        turn = ("linear", "sliding", "linear", "full", "sliding")
+        kinds = [turn[i % len(turn)] for i in range(count)]
+    shape = delta_shape(f)
+    state = attention_state(f)
+    local = replace(state, kind="sliding", limit=f.integer("sliding_window", high=MAX_TOKENS))
+    style = replace(QWEN_NEXT, shared_gate=False)
+    attention = decoder.attention_weights(f, style, state, hidden)
+    mixers: Mixers = {
+        "full": ((state,), attention),
+        "sliding": ((local,), attention),
+        "linear": (
+            blocks.delta_state(*shape, f.dtype, state_dtype(f, f.dtype)),
+            blocks.delta_net(hidden, *shape),
+        ),
+    }
+    return assemble_mixers(f, style, kinds, mixers)
+
+
+def read_qwen4(f: Fields) -> ModelSpec:
+    """Qwen4-Exp: Qwen3-Next with an index beside the full layers (one key per token), several
+    residual streams, and n-gram embeddings on `ple_layer_ids` (counted from 1)."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    interval = f.integer("full_attention_interval", 4)
+    if f.strings("layer_types") is not None:
+        listed = layout.layer_kinds(f, count, allowed=(*LINEAR, "indexed"))
+        kinds = ["full" if kind == "indexed" else kind for kind in listed]
+    else:
+        kinds = ["linear" if (i + 1) % interval else "full" for i in range(count)]
+    chosen = {i - 1 for i in f.integers("ple_layer_ids", low=1, high=count) or ()}
+    kinds = [f"{kind} ple" if i in chosen else kind for i, kind in enumerate(kinds)]
+    shape = delta_shape(f)
+    state = attention_state(f)
+    style = replace(QWEN_NEXT, norms=0, final_norm=False, output_gate=True)
+    streams, rank = f.integer("hc_count"), f.integer("hc_lowrank")
+    wide = streams * hidden
+    mixer = Weight("hyper_connection", "mlp", ((1 + 2 * rank) * wide,))
+    connections = Weight("hyper_connections", "mlp", (2, (1 + 2 * rank + streams) * wide))
+    kept: tuple[State, ...] = (state,)
+    full = (*decoder.attention_weights(f, style, state, hidden), connections)
+    if f.has("indexer_head_dim"):
+        size, heads = f.integer("indexer_head_dim"), f.integer("indexer_n_heads")
+        kept += (Index(size),)
+        full += blocks.linear("self_attn.indexer.qk", (heads + 1) * size, hidden, part="attention")
+        full += blocks.norm("self_attn.indexer.norms", size, count=2)
+    linear = (*blocks.delta_net(hidden, *shape), connections)
+    states = blocks.delta_state(*shape, f.dtype, state_dtype(f, f.dtype))
+    tails: tuple[State, ...] = ()
+    if chosen:
+        steps = (f.integer("ple_conv_kernel_size", 4) - 1) * f.integer("ngram_size", 3)
+        tails = (Recurrent("conv", ((wide * steps, 0),), f.dtype),)
+    mixers: Mixers = {
+        "full": (kept, full),
+        "linear": (states, linear),
+        "full ple": ((*kept, *tails), full),
+        "linear ple": ((*states, *tails), linear),
+    }
+    spec = assemble_mixers(f, style, kinds, mixers)
+    spec = replace(spec, head=(*spec.head, mixer))
+    if not chosen:
+        return spec
+    note = "parameters of Qwen4-Exp's n-gram embeddings (ple_layer_ids) are not counted here"
+    return replace(spec, weights_known=False, notes=(*spec.notes, note))
 
 
 def read_olmo_hybrid(f: Fields) -> ModelSpec:
@@ -144,14 +219,12 @@ def read_lightning(f: Fields) -> ModelSpec:
 
 
 def read_lfm2(f: Fields) -> ModelSpec:
-    """LFM2: gated short convolutions that keep kernel-1 columns, attention on some layers."""
+    """LFM2 and LFM3: gated short convolutions that keep kernel-1 columns, attention on some layers.
+
+    LFM3 has windows, norms after each branch and a gate per head.
+    """
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
-    full = f.integers("full_attn_idxs", high=count - 1)
-    if f.strings("layer_types") is not None:
-        kinds = layout.layer_kinds(f, count, allowed=("full", "conv"))
-    else:
-        chosen = set(range(count) if full is None else full)
-        kinds = ["full" if i in chosen else "conv" for i in range(count)]
+    third = f.model_type == "lfm3"
     state = attention_state(f)
     kernel, bias = f.integer("conv_L_cache", 3), f.flag("conv_bias", False)
     conv: tuple[Weight, ...] = (
@@ -164,11 +237,33 @@ def read_lfm2(f: Fields) -> ModelSpec:
     if bias:
         conv += (Weight("conv.conv.bias", "recurrent", (hidden,), hidden),)
     style = replace(PLAIN, qk_norm="head")
+    if third:
+        style = replace(
+            style, qkv_bias="attention_bias", o_bias="attention_bias",
+            head_gate="use_attention_gate", norms=4 if f.flag("use_sandwich_norm", True) else 2,
+        )  # fmt: skip
+    attention = decoder.attention_weights(f, style, state, hidden)
     mixers: Mixers = {
-        "full": ((state,), decoder.attention_weights(f, style, state, hidden)),
+        "full": ((state,), attention),
         "conv": ((Recurrent("conv", ((hidden * (kernel - 1), hidden),), f.dtype),), conv),
     }
-    return assemble_mixers(f, style, kinds, mixers)
+    if third:
+        local = replace(state, kind="sliding", limit=f.integer("sliding_window", high=MAX_TOKENS))
+        mixers["sliding"] = ((local,), attention)
+    return assemble_mixers(f, style, _lfm_kinds(f, count, third=third), mixers)
+
+
+def _lfm_kinds(f: Fields, layers: int, *, third: bool) -> list[str]:
+    """`layer_types`, else full layers as in `full_attn_idxs` (LFM2) or the turns of four of LFM3."""
+    if f.strings("layer_types") is not None:
+        kinds = ("full", "conv", "sliding") if third else ("full", "conv")
+        return layout.layer_kinds(f, layers, allowed=kinds)
+    if third:
+        turn = ("sliding", "conv", "full", "conv")
+        return [turn[i % 4] if i else "conv" for i in range(layers)]
+    full = f.integers("full_attn_idxs", high=layers - 1)
+    chosen = set(range(layers) if full is None else full)
+    return ["full" if i in chosen else "conv" for i in range(layers)]
 
 
 def read_griffin(f: Fields) -> ModelSpec:
