@@ -14,6 +14,7 @@ from kvtool.roofline import AttentionTask
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
+MASKS = ("causal", "full")
 QUERY_DTYPES = ("bfloat16", "float16", "float32")
 FP8_DTYPES = ("fp8_e4m3", "fp8_e5m2")
 
@@ -95,6 +96,8 @@ def heads_of(model: ModelSpec) -> tuple[Heads, str | None]:
 class Case:
     """One shape to time. Prefill queries the whole context, decode its last token.
 
+    `mask` is causal, or full for encoders; a decoded token sees everything under both.
+
     `doc_tokens` is the length of a document for the lazy kernel (the last one is shorter where it
     does not divide); every other contender sees the same tokens as one sequence.
     """
@@ -107,6 +110,7 @@ class Case:
     kv_dtype: str
     block_size: int
     doc_tokens: int
+    mask: str = "causal"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -142,16 +146,18 @@ class Case:
             head_dim=self.heads.head_dim,
             element_bytes=DTYPES[self.dtype].block_bytes,
             kv_element_bytes=DTYPES[self.kv_dtype].block_bytes,
+            causal=self.mask == "causal",
         )
 
     @property
     def label(self) -> str:
-        """`decode B32 S4096 q32 kv8 d128 bfloat16`, with the cache's dtype where it differs."""
+        """`decode B32 S4096 q32 kv8 d128 bfloat16`, with cache dtype and mask where they differ."""
         h = self.heads
         kv = "" if self.kv_dtype == self.dtype else f"/{self.kv_dtype}"
         return (
             f"{self.phase} B{self.batch_size} S{self.context_tokens} q{h.num_q_heads} "
             f"kv{h.num_kv_heads} d{h.head_dim} {self.dtype}{kv}"
+            f"{'' if self.mask == 'causal' else ' full mask'}"
         )
 
 
@@ -188,6 +194,7 @@ def sweep(
     kv_dtypes: Sequence[str],
     block_sizes: Sequence[int],
     doc_tokens: Sequence[int] | None,
+    masks: Sequence[str],
     defaults: Defaults,
     seed: int,
 ) -> list[Case]:
@@ -200,8 +207,13 @@ def sweep(
     cases: list[Case] = []
     for phase in phases:
         shapes = _shapes(phase, batches, contexts, defaults)
-        for (batch, context), dtype, kv_dtype, block, doc in itertools.product(
-            shapes, dtypes, kv_dtypes, block_sizes, doc_tokens or (None,)
+        for (batch, context), dtype, kv_dtype, block, doc, mask in itertools.product(
+            shapes,
+            dtypes,
+            kv_dtypes,
+            block_sizes,
+            doc_tokens or (None,),
+            masks if phase == "prefill" else ("causal",),
         ):
             cases.append(
                 Case(
@@ -213,6 +225,7 @@ def sweep(
                     kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
                     block_size=block,
                     doc_tokens=doc or default_doc_tokens(context, block),
+                    mask=mask,
                     seed=seed,
                 )
             )

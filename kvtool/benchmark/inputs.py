@@ -43,6 +43,7 @@ class Tokens:
     doc_tokens: int
     block_size: int
     kv_dtype: str
+    causal: bool
     rope: Rope
 
 
@@ -65,6 +66,7 @@ def draw(
     kv_dtype: str,
     block_size: int,
     doc_tokens: int,
+    causal: bool,
     device: torch.device,
     seed: int,
 ) -> Tokens:
@@ -89,6 +91,7 @@ def draw(
         doc_tokens=doc_tokens,
         block_size=block_size,
         kv_dtype=kv_dtype,
+        causal=causal,
         rope=from_parameters(dim, {"rope_theta": ROPE_THETA}),
     )
 
@@ -152,7 +155,7 @@ def _lens(tokens: Tokens) -> dict[str, Any]:
     import torch
 
     lens = torch.tensor(tokens.kv_lens, dtype=torch.int32, device=tokens.q.device)
-    return {"kv_lens": lens, "causal": True}
+    return {"kv_lens": lens, "causal": tokens.causal}
 
 
 def _rotated_queries(tokens: Tokens) -> Tensor:

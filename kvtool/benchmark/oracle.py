@@ -53,7 +53,7 @@ def _eager(tokens: Tokens, layout: Layout) -> Tensor:
 
 
 def _eager_sequence(layout: Layout, b: int, length: int, out: Tensor) -> None:
-    """Writes the rows of sequence b. out: [T, H, D]."""
+    """Writes the rows of sequence b. out: [T, H, D]. A causal slice leaves later keys out."""
     import torch
 
     from kvtool.kernels import load
@@ -61,15 +61,17 @@ def _eager_sequence(layout: Layout, b: int, length: int, out: Tensor) -> None:
     queries = layout.q.shape[1]
     heads = layout.q.shape[2]
     step = max(1, MAX_SCORE_BYTES // (SCORE_BYTES * heads * length))
+    causal = layout.options["causal"]
     scales = {s: layout.options[s] for s in ("k_scale", "v_scale") if s in layout.options}
     for first in range(0, queries, step):
         last = min(first + step, queries)
-        keys = length - queries + last
+        keys = length - queries + last if causal else length
         out[first:last] = load("cached").attention(
             layout.q[b : b + 1, first:last],
             layout.k[b : b + 1, :keys],
             layout.v[b : b + 1, :keys],
             kv_lens=torch.tensor([keys], dtype=torch.int32, device=out.device),
+            causal=causal,
             **scales,
         )[0]
 
@@ -87,7 +89,8 @@ def _at_positions(tokens: Tokens, layout: Layout) -> Layout:
     offsets = positions // tokens.doc_tokens * tokens.doc_tokens
     k, v = _dequantised(layout, "k"), _dequantised(layout, "v")
     turned = torch.stack([rotate(row, offsets, tokens.rope) for row in k])
-    return Layout(plain.q, turned, v, {"kv_lens": layout.options["kv_lens"]})
+    kept = {name: layout.options[name] for name in ("kv_lens", "causal")}
+    return Layout(plain.q, turned, v, kept)
 
 
 def _dequantised(layout: Layout, name: Literal["k", "v"]) -> Tensor:

@@ -106,7 +106,7 @@ def _sdpa(backend: str, *, expand: bool, layout: Layout) -> Prepared:
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
     q, k, v = (x.transpose(1, 2) for x in (layout.q, k, v))
     chosen = getattr(SDPBackend, backend)
-    is_causal = q.shape[2] > 1
+    is_causal = layout.options["causal"] and q.shape[2] > 1
 
     def call() -> Tensor:
         with sdpa_kernel([chosen]):
@@ -144,7 +144,7 @@ def _flex(layout: Layout) -> Prepared:
 
     mask = (
         create_block_mask(causal, None, None, queries, keys, device=str(q.device))
-        if queries > 1
+        if layout.options["causal"] and queries > 1
         else None
     )
     compiled = torch.compile(flex_attention, dynamic=False)
@@ -244,10 +244,11 @@ def _flashinfer_contenders() -> list[Contender]:
 def _flash_attn(layout: Layout) -> Prepared:
     """The flash-attn package: its forward for prefill, its cache kernel (contiguous) for decode."""
     flash_attn = importlib.import_module("flash_attn")
-    q, k, v, lens = layout.q, layout.k, layout.v, layout.options["kv_lens"]
+    q, k, v = layout.q, layout.k, layout.v
+    lens, causal = layout.options["kv_lens"], layout.options["causal"]
 
     def prefill() -> Tensor:
-        out: Tensor = flash_attn.flash_attn_func(q, k, v, causal=True)
+        out: Tensor = flash_attn.flash_attn_func(q, k, v, causal=causal)
         return out
 
     def decode() -> Tensor:

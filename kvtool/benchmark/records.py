@@ -25,6 +25,7 @@ IDENTITY = (
     "kv_dtype",
     "block_size",
     "document_tokens",
+    "mask",
 )
 """What two rows must share to be compared across files."""
 
@@ -60,6 +61,7 @@ def row(
         "kv_dtype": case.kv_dtype,
         "block_size": case.block_size,
         "document_tokens": case.doc_tokens if contender.kernel == "lazy" else None,
+        "mask": case.mask,
         "flops": flops(task),
         "bytes": bytes_moved(task),
         "executed_flops": contender.executed_flops(case),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +67,10 @@ def run(
     device: torch.device,
     roof: Roof,
     effort: Effort,
+    facts: Mapping[str, Any] | None = None,
     starting: Callable[[Case], None] = lambda case: None,
 ) -> Iterator[Result]:
-    """The result of each case as it is finished.
+    """The result of each case as it is finished; `facts` (device, versions) go into each row.
 
     A case that runs out of memory is lost and said so in its result; an interrupt ends the
     run between two results.
@@ -77,7 +78,9 @@ def run(
     for case in cases:
         starting(case)
         try:
-            yield run_case(case, contenders, device=device, roof=roof, effort=effort)
+            yield run_case(
+                case, contenders, device=device, roof=roof, effort=effort, facts=facts or {}
+            )
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
@@ -92,6 +95,7 @@ def run_case(
     device: torch.device,
     roof: Roof,
     effort: Effort,
+    facts: Mapping[str, Any],
 ) -> Result:
     """Gate all contenders on one case, time those that passed, and record each one."""
     result = Result(case, [])
@@ -102,7 +106,7 @@ def run_case(
     timings = _timed(
         [c for c in candidates if c.verdict.passed], inputs, device=device, effort=effort
     )
-    facts = {
+    moments = {
         "device_before": asdict(before) if before else None,
         "device_after": asdict(after) if (after := state(device)) else None,
     }
@@ -114,7 +118,7 @@ def run_case(
             verdict=c.verdict,
             roof=roof,
             timing=timings.get(c.contender.name),
-            facts=facts | {"prepare_s": c.prepare_s},
+            facts={**facts, **moments, "prepare_s": c.prepare_s},
         )
         for c in candidates
     ]
@@ -152,6 +156,7 @@ def _draw(
         kv_dtype=case.kv_dtype,
         block_size=case.block_size,
         doc_tokens=case.doc_tokens,
+        causal=case.mask == "causal",
         device=device,
         seed=case.seed + index,
     )

@@ -15,6 +15,7 @@ from kvtool.benchmark.cases import (
     CPU_DEFAULTS,
     FP8_DTYPES,
     GPU_DEFAULTS,
+    MASKS,
     PHASES,
     QUERY_DTYPES,
     Case,
@@ -57,6 +58,7 @@ class Options:
     block_size: Sequence[int] = (DEFAULT_BLOCK,)
     dtype: Sequence[str] | None = None
     kv_dtype: Sequence[str] = ("auto",)
+    mask: Sequence[str] = ("causal",)
     peers: Sequence[str] = ("auto",)
     device: str = "auto"
     samples: int | None = None
@@ -89,11 +91,21 @@ class Session:
             device=self.device,
             roof=roof,
             effort=self.effort,
+            facts=self._facts(),
             starting=starting,
         ):
             after = state(self.device)
             self.environment["after"] = asdict(after) if after else None
             yield result
+
+    def _facts(self) -> dict[str, Any]:
+        """What every row says about where it was taken."""
+        versions = self.environment["versions"]
+        return {
+            "device": self.environment["device"],
+            "driver": self.environment["driver"],
+            "versions": versions | {"kvtool": self.environment["kvtool"]},
+        }
 
     def measure_ceilings(self) -> Ceilings:
         """Copy, read and matmul of the device, once per session."""
@@ -126,6 +138,7 @@ def open_session(options: Options, *, command: str) -> Session:
         kv_dtypes=[_kv_dtype(name) for name in options.kv_dtype],
         block_sizes=options.block_size,
         doc_tokens=options.doc_tokens,
+        masks=[_mask(name) for name in options.mask],
         defaults=defaults,
         seed=options.seed,
     )
@@ -192,6 +205,7 @@ def _understood(
         "block_size": _distinct(case.block_size for case in cases),
         "dtype": _distinct(case.dtype for case in cases),
         "kv_dtype": _distinct(case.kv_dtype for case in cases),
+        "mask": list(options.mask),
         "peers": list(options.peers),
         "device": str(device),
         "samples": options.samples,
@@ -233,6 +247,12 @@ def _heads(options: Options, small: Heads | None) -> tuple[Heads, str | None]:
 def _phase(name: str) -> Any:
     if name not in PHASES:
         raise UsageError(f"no phase named '{name}'", "phases: prefill, decode")
+    return name
+
+
+def _mask(name: str) -> str:
+    if name not in MASKS:
+        raise UsageError(f"no mask named '{name}'", f"masks: {', '.join(MASKS)}")
     return name
 
 

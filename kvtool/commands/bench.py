@@ -146,6 +146,14 @@ def bench(
             rich_help_panel=SHAPE,
         ),
     ] = "auto",
+    mask: Annotated[
+        str,
+        typer.Option(
+            metavar="causal|full[,..]",
+            help="Of prefill; full is what an encoder does.",
+            rich_help_panel=SHAPE,
+        ),
+    ] = "causal",
     device: Annotated[
         str,
         typer.Option(
@@ -211,6 +219,7 @@ def bench(
             block_size=block_size,
             dtype=dtype,
             kv_dtype=kv_dtype,
+            mask=mask,
             peers=peers,
             device=device,
             baseline=baseline,

@@ -23,6 +23,7 @@ CASE_FIELDS = (
     "dtype",
     "kv_dtype",
     "block_size",
+    "mask",
 )
 
 
@@ -100,11 +101,12 @@ def case_table(rows: Sequence[Row]) -> RenderableType:
 def _case_title(row: Row) -> str:
     cache = "" if row["kv_dtype"] == row["dtype"] else f", {row['kv_dtype']} cache"
     limit = "arithmetic" if row["roof"] == "compute" else "memory"
-    paged = f", blocks of {row['block_size']}" if row["phase"] == "decode" else ""
+    decode = row["phase"] == "decode"
+    last = f"blocks of {row['block_size']}" if decode else f"{row['mask']} mask"
     return (
         f"[bold]{row['phase']}[/], batch {row['batch_size']:,}, {row['context_tokens']:,} tokens, "
         f"{row['num_q_heads']}/{row['num_kv_heads']} heads of {row['head_dim']}, "
-        f"{row['dtype']}{cache}{paged}\n"
+        f"{row['dtype']}{cache}, {last}\n"
         f"{format_bytes(row['bytes'])}, {row['flops'] / 1e9:,.4g} GFLOP; {limit} allows no less "
         f"than {row['floor_s'] * 1e6:,.4g} us"
     )

@@ -23,6 +23,7 @@ def cases(**changes):
         "kv_dtypes": ["auto"],
         "block_sizes": [16],
         "doc_tokens": None,
+        "masks": ["causal"],
         "defaults": CPU_DEFAULTS,
         "seed": 0,
     }
@@ -67,6 +68,18 @@ def test_prefill_queries_the_context_and_decode_its_last_token():
     assert prefill.task.query_tokens == 64
     assert decode.task.query_tokens == 1
     assert decode.task.kv_lens == (64, 64)
+
+
+def test_masks_multiply_prefill_and_leave_decode_alone():
+    found = cases(batches=[1], contexts=[64], masks=["causal", "full"])
+
+    assert [(c.phase, c.mask) for c in found] == [
+        ("prefill", "causal"),
+        ("prefill", "full"),
+        ("decode", "causal"),
+    ]
+    assert found[1].task.causal is False
+    assert found[1].label.endswith("full mask")
 
 
 def test_the_cache_dtype_decides_its_bytes():

@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 LAYOUTS = ["prefix", "paged", "documents", "documents-paged", "unrotated"]
 
 
-def tokens(kv_lens=(63, 111), query_tokens=1, dtype="float32", kv_dtype=None, seed=5):
+def tokens(kv_lens=(63, 111), query_tokens=1, dtype="float32", kv_dtype=None, seed=5, causal=True):
     return draw(
         kv_lens=kv_lens,
         query_tokens=query_tokens,
@@ -20,6 +20,7 @@ def tokens(kv_lens=(63, 111), query_tokens=1, dtype="float32", kv_dtype=None, se
         kv_dtype=kv_dtype or dtype,
         block_size=16,
         doc_tokens=32,
+        causal=causal,
         device=CPU,
         seed=seed,
     )

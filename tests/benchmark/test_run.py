@@ -49,6 +49,15 @@ def test_all_kernels_and_the_peer_pass_and_are_timed(phase, dtype):
     assert gates_passed(result.rows)
 
 
+def test_prefill_under_a_full_mask_passes_the_gate():
+    full = dataclasses.replace(case("prefill"), mask="full")
+
+    (result,) = results([full], ours(["cached", "flash", "lazy"]) + select(["auto"], "cpu")[0])
+
+    assert [r["faults"] for r in result.rows] == [[]] * 4
+    assert {r["flops"] for r in result.rows} == {4 * 2 * 4 * 32 * 80 * 80}
+
+
 @pytest.mark.parametrize("variant", ["rotate-q", "rotate-k", "rematerialise", "merge"])
 def test_every_variant_of_lazy_passes_the_gate(variant):
     (result,) = results([case()], ours(["lazy"], [variant]))
