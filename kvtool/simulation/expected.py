@@ -93,5 +93,5 @@ def doubts(plan: Plan, source: int, budget_bytes: int) -> list[str]:
     if documents < workload.docs:
         time = che_time(request_rates(workload)[0], documents)
         if time > plan.warmup * workload.requests:
-            found.append("the warm-up is too short to fill the cache, Che is for a full one")
+            found.append("the warm-up does not fill the cache, Che is for a full one")
     return found

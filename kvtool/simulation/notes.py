@@ -73,27 +73,38 @@ def _blocks(plan: Plan) -> Iterator[str]:
     tokens = source.input_tokens + (source.output_tokens if rules.cache_outputs else 0)
     in_flight = max(1, rules.pinned)
     needed = -(-int(tokens.max()) // block) * in_flight
-    for budget in plan.budgets:
-        if size <= budget < needed * size:
-            yield (
-                f"{budget // size:,} blocks are fewer than the {needed:,} that {in_flight} of the "
-                "longest requests need at once: an engine lets them wait, the simulation does not"
-            )
+    small = [budget for budget in plan.budgets if size <= budget < needed * size]
+    if small:
+        requests = (
+            "the longest request" if in_flight == 1 else f"{in_flight} of the longest requests"
+        )
+        yield (
+            f"{requests} may need {needed:,} blocks, more than {_at(small)}: an engine lets "
+            "requests wait, the simulation does not"
+        )
 
 
 def _ratios(made: list[Row]) -> Iterator[str]:
     """Ratios whose denominator rests on few hits."""
-    for one in made:
-        if one.reuse not in ("prefix", "position-aware"):
+    for rule, ratio in (("prefix", "over_prefix"), ("position-aware", "over_position_aware")):
+        if not any(getattr(one, ratio) is not None for one in made):
             continue
-        ratio = "over_prefix" if one.reuse == "prefix" else "over_position_aware"
-        used = any(getattr(other, ratio) is not None for other in made)
-        hits = round(one.hit_rate * one.lookups)
-        if used and hits < FEW_HITS:
+        base = [one for one in made if one.reuse == rule]
+        thin = [one for one in base if round(one.hit_rate * one.lookups) < FEW_HITS]
+        if thin:
+            budgets = [one.budget_bytes or 0 for one in thin]
             yield (
-                f"ratios to {one.reuse} at {format_bytes(one.budget_bytes or 0)} rest on {hits} "
-                "hits: more --requests make them firm"
+                f"ratios to {rule} at {_at(budgets)} rest on fewer than {FEW_HITS} hits: more "
+                "--requests make them firm"
             )
+
+
+def _at(budgets: list[int]) -> str:
+    """Budgets by name, or how many there are."""
+    different = sorted(set(budgets))
+    if len(different) > 3:
+        return f"{len(different)} budgets up to {format_bytes(different[-1])}"
+    return ", ".join(map(format_bytes, different))
 
 
 def _targets(made: list[Row]) -> Iterator[str]:
@@ -110,10 +121,13 @@ def _theory(plan: Plan, made: list[Row]) -> Iterator[str]:
     """Where a closed form and a run should not agree."""
     methods = {one.analytic_method for one in made}
     if methods & {"che", "king"}:
+        reasons: dict[str, list[int]] = {}
         for place in range(len(plan.sources)):
             for budget in plan.budgets:
                 for doubt in doubts(plan, place, budget):
-                    yield f"theory may be off at {format_bytes(budget)}: {doubt}"
+                    reasons.setdefault(doubt, []).append(budget)
+        for doubt, budgets in reasons.items():
+            yield f"theory may be off at {_at(budgets)}: {doubt}"
     if "eq3" in methods:
         yield (
             "theory of position-aware is Eq. 3 of arXiv 2606.04302, a static cache of the most "

@@ -129,7 +129,7 @@ def _inputs(
             "zipf": skews[0] if len(skews) == 1 else skews,
             "docs": source.docs,
             "docs_per_request": source.docs_per_request,
-            "doc_tokens": str(source.lengths),
+            "doc_tokens": source.lengths.fixed or str(source.lengths),
             "cold": source.cold,
             "order": source.order,
             "duplicates": source.duplicates,
@@ -159,6 +159,8 @@ def _inputs(
         "reuse": list(plan.rules),
         "policy": list(plan.policies),
     }
+    if options.curve:
+        inputs["curve"] = True
     if options.target_hit is not None:
         inputs["target_hit"] = options.target_hit
     if preset is not None:

@@ -1,0 +1,173 @@
+"""The Python side of `kvtool simulate`: values as typed or as numbers in, a Report out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import fields
+from typing import Any
+
+from kvtool.device import load_device
+from kvtool.errors import UsageError, did_you_mean
+from kvtool.report.hitrate import report_of
+from kvtool.report.record import Report
+from kvtool.reuse import BlockRules
+from kvtool.simulation.options import Options
+from kvtool.simulation.study import simulate as run_study
+from kvtool.units import parse_bytes, parse_count, parse_list
+from kvtool.workload.lengths import Lengths, parse_lengths
+from kvtool.workload.zipf import check_skew
+
+Numbers = int | str | Sequence[int]
+Names = str | Sequence[str]
+
+
+def simulate(
+    *, executor: Executor | None = None, gpu: str = "h100-sxm", explain: bool = False, **asked: Any
+) -> Report:
+    """Hit rates per reuse rule, policy and budget; the names are those of `kvtool simulate`.
+
+    `executor`: anything with the interface of `concurrent.futures`; without one, all runs here.
+    Numbers may be given as on the command line ("8GiB,16GiB", "100k"). Raises UsageError for what
+    cannot be, KvtoolError for a trace that cannot be read.
+
+    >>> simulate(zipf=1.2, budget="8GiB", reuse="lazy").results[0]["budget_entries"]
+    64
+    """
+    device = load_device(gpu)
+    outcome = run_study(options_of(**asked), executor)
+    return report_of(outcome, device, explain=explain)
+
+
+def options_of(
+    *,
+    model: str = "llama-3.1-8b",
+    kv_dtype: str = "auto",
+    tp: int = 1,
+    zipf: float | str | Sequence[float] | None = None,
+    docs: int | str | None = None,
+    docs_per_request: int | str | None = None,
+    doc_tokens: Lengths | int | str | None = None,
+    cold: int | str | None = None,
+    order: str | None = None,
+    duplicates: str | None = None,
+    lookup: str | None = None,
+    requests: int | str | None = None,
+    warmup: float | None = None,
+    seed: int = 0,
+    seeds: int | str | None = None,
+    budget: Numbers | None = None,
+    num_blocks: Numbers | None = None,
+    curve: bool = False,
+    reuse: Names | None = None,
+    policy: Names | None = None,
+    trace: str | None = None,
+    block_size: int | None = None,
+    engine_opt: Mapping[str, Any] | Iterable[str] = (),
+    target_hit: float | None = None,
+    fit_zipf: bool = False,
+    preset: str | None = None,
+) -> Options:
+    """Options from what is typed; UsageError for what is no number, list or name."""
+    if block_size is not None and not 1 <= block_size <= 1 << 20:
+        raise UsageError(f"a block size of {block_size} is not possible", "use 1 to 1,048,576")
+    return Options(
+        model=model,
+        kv_dtype=kv_dtype,
+        tp=tp,
+        zipf=None if zipf is None else _skews(zipf),
+        docs=_count(docs, "documents"),
+        docs_per_request=_count(docs_per_request, "documents"),
+        doc_tokens=_lengths(doc_tokens),
+        cold=_count(cold, "documents", low=0),
+        order=order,
+        duplicates=duplicates,
+        lookup=lookup,
+        requests=_count(requests, "requests"),
+        warmup=warmup,
+        seed=seed,
+        seeds=_count(seeds, "seeds"),
+        budget=None if budget is None else _numbers(budget, parse_bytes),
+        num_blocks=None if num_blocks is None else _numbers(num_blocks, _blocks),
+        curve=curve,
+        reuse=None if reuse is None else _names(reuse),
+        policy=("lru",) if policy is None else _names(policy),
+        trace=trace,
+        block_size=block_size,
+        engine_opt=_engine_options(engine_opt),
+        target_hit=target_hit,
+        fit_zipf=fit_zipf,
+        preset=preset,
+    )
+
+
+def _skews(value: float | str | Sequence[float]) -> list[float]:
+    parts: Sequence[Any]
+    if isinstance(value, str):
+        parts = value.split(",")
+    else:
+        parts = [value] if isinstance(value, int | float) else value
+    found = []
+    for part in parts:
+        try:
+            found.append(check_skew(float(part)))
+        except ValueError:
+            raise UsageError(
+                f"'{part}' is not a Zipf exponent", "examples: 0 (uniform), 0.8, 1.2"
+            ) from None
+    return found
+
+
+def _count(value: int | str | None, what: str, low: int = 1) -> int | None:
+    return None if value is None else parse_count(str(value), low=low, what=what)
+
+
+def _blocks(text: str) -> int:
+    return parse_count(text, what="blocks")
+
+
+def _lengths(value: Lengths | int | str | None) -> Lengths | None:
+    return value if value is None or isinstance(value, Lengths) else parse_lengths(str(value))
+
+
+def _numbers(value: Numbers, parse: Callable[[str], int]) -> list[int]:
+    if isinstance(value, str):
+        return parse_list(value, parse)
+    return [parse(str(one)) for one in ([value] if isinstance(value, int) else value)]
+
+
+def _names(value: Names) -> list[str]:
+    parts = value.split(",") if isinstance(value, str) else value
+    return [part.strip().lower() for part in parts]
+
+
+def _engine_options(given: Mapping[str, Any] | Iterable[str]) -> dict[str, int | bool]:
+    """Switches of `BlockRules` by name; text is read as true, false or a number."""
+    known = {one.name: one.type for one in fields(BlockRules)}
+    pairs = given.items() if isinstance(given, Mapping) else map(_pair, given)
+    found: dict[str, int | bool] = {}
+    for name, value in pairs:
+        if name not in known:
+            raise UsageError(
+                f"no engine option named '{name}'",
+                did_you_mean(name, known, f"options: {', '.join(known)}"),
+            )
+        if known[name] == "bool":
+            found[name] = _truth(name, value)
+        else:
+            found[name] = parse_count(str(value), low=0, what="requests in flight")
+    return found
+
+
+def _pair(entry: str) -> tuple[str, str]:
+    name, equals, value = entry.partition("=")
+    if not equals:
+        raise UsageError(f"'{entry}' is not an engine option", "write --engine-opt pinned=4")
+    return name.strip(), value.strip()
+
+
+def _truth(name: str, value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise UsageError(f"{name} is '{value}'", "use true or false")
+    return text == "true"
