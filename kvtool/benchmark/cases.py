@@ -51,7 +51,7 @@ class Heads:
         if tp == 1:
             return self
         kv = self.num_kv_heads
-        if self.num_q_heads % tp or (kv % tp and tp % kv):
+        if tp < 1 or self.num_q_heads % tp or (kv % tp and tp % kv):
             raise UsageError(
                 f"{self.num_q_heads} query and {kv} key/value heads do not divide over TP {tp}",
                 "--tp must divide the query heads, and divide the key/value heads or be a "
