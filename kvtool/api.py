@@ -156,7 +156,7 @@ def _own_context(model: ModelSpec, solve: str | None) -> list[int]:
 def _parallel(tp: int | None, pp: int | None, ep: int, dcp: int, gpus: int | None) -> Parallel:
     if gpus is not None and tp is None and pp is None:
         tp = gpus
-    parallel = Parallel(tp or 1, pp or 1, ep, dcp)
+    parallel = Parallel(1 if tp is None else tp, 1 if pp is None else pp, ep, dcp)
     if gpus is not None and gpus != parallel.tp * parallel.pp:
         raise UsageError(
             f"{gpus} devices are not tp {parallel.tp} x pp {parallel.pp}",

@@ -71,19 +71,25 @@ def _unknown(name: str) -> UsageError:
 
 
 def _from_folder(path: Path) -> ModelSpec:
+    """The model of a checkpoint's folder, with the bytes that its weights are stored in."""
+    from kvtool.model.checkpoint import read_checkpoint
+
     config = path / "config.json"
     if not config.is_file():
         raise UsageError(
             f"no config.json in folder '{path}'", "pass the folder of a downloaded checkpoint"
         )
-    return replace(_from_file(config), name=path.resolve().name)
+    spec = replace(_from_file(config), name=path.resolve().name)
+    found = read_checkpoint(path)
+    return spec if found is None else replace(spec, stored_bytes=found.total_bytes)
 
 
 def _from_file(path: Path) -> ModelSpec:
     if path.suffix == ".gguf":
-        from kvtool.model.gguf_file import read_gguf_config
+        from kvtool.model.gguf import gguf_weight_bytes, read_gguf_config
 
-        return read_config(read_gguf_config(path), path.stem, str(path))[0]
+        spec = read_config(read_gguf_config(path), path.stem, str(path))[0]
+        return replace(spec, stored_bytes=sum(gguf_weight_bytes(path).values()))
     data = _read_bounded(path)
     if path.suffix in (".yaml", ".yml"):
         return _card(data, str(path), path.stem).spec()
@@ -121,7 +127,7 @@ def _parse(data: bytes, where: str, parse: Callable[[str], object], language: st
 
 
 def _from_hub(name: str) -> ModelSpec:
-    from kvtool.model.checkpoint import fetch_hub_config
+    from kvtool.model.hub import fetch_hub_config
 
     repo, _, revision = name.removeprefix("hf:").partition("@")
     raw = fetch_hub_config(repo, revision or None)

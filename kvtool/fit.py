@@ -11,7 +11,7 @@ from kvtool.dtype import KVFormat, load_dtype
 from kvtool.engines.base import Budget, Deployment, Engine, Estimate, Reserve
 from kvtool.errors import KvtoolError, ModelError, UsageError
 from kvtool.model import weights
-from kvtool.model.spec import Layer, ModelSpec
+from kvtool.model.spec import SINGLE, Layer, ModelSpec
 from kvtool.units import MAX_TOKENS, format_bytes
 
 LOGICAL = "logical"
@@ -135,7 +135,10 @@ def _weights(case: Case) -> dict[str, Any]:
     model, deployment = case.model, case.deployment
     known = model.weights_known and (deployment.draft is None or deployment.draft.weights_known)
     if not known:
-        return dict.fromkeys(("weight_params", "active_params", "mtp_params", "weight_bytes"))
+        names = ("weight_params", "active_params", "mtp_params", "weight_bytes")
+        alone = deployment.dtype == "auto" and deployment.parallel == SINGLE
+        stored = model.stored_bytes if alone and deployment.draft is None else None
+        return dict.fromkeys(names) | {"weight_bytes": stored}
     try:
         held = weights.weight_bytes(
             model, deployment.dtype, deployment.parallel, mtp=deployment.mtp
@@ -351,11 +354,11 @@ def _warnings(case: Case, row: dict[str, Any], reserve: Reserve | None) -> tuple
             f"{case.context_tokens:,} tokens are more than the {model.max_context:,}"
             f" {model.name} was made for"
         )
-    if not model.weights_known:
+    if not model.weights_known and row["weight_bytes"] is None:
         found.append(
             f"the parameters of {model.name} are not counted: no weights, no fit by device"
         )
-    elif row["weight_bytes"] is None:
+    elif model.weights_known and row["weight_bytes"] is None:
         found.append(f"the weight format of {model.name} is not known here; give it with --dtype")
     device = case.budget.device
     if device is not None and device.memory_is_nominal:

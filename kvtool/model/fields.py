@@ -149,6 +149,10 @@ class Fields:
         self.faults.append(f"{self.where}: {self.path}{name} is {_show(value)}, not {expected}")
 
     def lacks(self, name: str, why: str = "") -> None:
+        """Records that `name` is missing; with `why` only when nothing else is wrong, since the
+        reason may be the stand-in of another fault."""
+        if why and self.faults:
+            return
         reason = f" ({why})" if why else ""
         self.faults.append(f"{self.where}: {self.path}{name} is missing{reason}")
 

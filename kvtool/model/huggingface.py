@@ -8,8 +8,11 @@ from typing import Any
 
 from kvtool.errors import ModelError, did_you_mean
 from kvtool.model import (
+    crossvision,
     decoder,
     encdec,
+    encoders,
+    experts,
     gemma,
     inkling,
     kda,
@@ -75,20 +78,30 @@ READERS: dict[str, Reader] = {
     "falcon_h1": mamba.read_falcon_h1,
     "granitemoehybrid": mamba.read_granite_hybrid,
     "nemotron_h": mamba.read_nemotron_h,
-    **dict.fromkeys(("gemma4", "gemma4_text"), gemma.read_gemma4),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), gemma.read_gemma3n),
-    **dict.fromkeys(("t5", "mt5", "umt5"), encdec.read_t5),
-    "whisper": encdec.read_whisper,
     **dict.fromkeys(
-        ("bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot", "blenderbot-small"),
-        encdec.read_bart,
+        ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text", "diffusion_gemma_text"),
+        gemma.read_gemma4,
     ),
-    **dict.fromkeys(("mllama", "mllama_text_model"), encdec.read_mllama),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), gemma.read_gemma3n),
+    **dict.fromkeys(
+        ("t5", "mt5", "umt5", "longt5", "switch_transformers"), encdec.read_t5
+    ),
+    **dict.fromkeys(("t5_gemma_module", "t5gemma2_decoder"), encdec.read_t5gemma),
+    "whisper": encdec.read_whisper,
+    **dict.fromkeys(encdec.BARTS, encdec.read_bart),
+    **dict.fromkeys(encdec.LONG_BARTS, encdec.read_long_bart),
+    **dict.fromkeys(("mllama", "mllama_text_model"), crossvision.read_mllama),
     **dict.fromkeys(
         ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "mpnet", "nomic_bert",
          "modernbert", "deberta", "deberta-v2", "albert", "camembert"),
-        encdec.read_encoder,
+        encoders.read_encoder,
     ),
+    "jetmoe": experts.read_jetmoe,
+    **dict.fromkeys(("muse_spark", "muse_spark_text"), experts.read_muse_spark),
+    "ernie4_5_vl_moe_text": experts.read_ernie_vl,
+    "doge": experts.read_doge,
+    **dict.fromkeys(special.RENAMED, special.read_renamed),
+    "modernbert-decoder": special.read_modernbert,
     "openelm": special.read_openelm,
     "nemotron-nas": special.read_nas,
     "dbrx": special.read_dbrx,
@@ -131,7 +144,8 @@ def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]
         raise _unknown_type(text, where)
     dtype, notes = _dtype(root, text)
     text.dtype = dtype
-    spec = _read(reader, text)
+    spec = _with_towers(_read(reader, text), root)
+    root.raise_faults()
     return (
         replace(
             spec,
@@ -142,6 +156,25 @@ def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]
             notes=spec.notes + notes,
         ),
         root.used,
+    )
+
+
+def _with_towers(spec: ModelSpec, root: Fields) -> ModelSpec:
+    """`spec` with the vision and audio towers beside its decoder."""
+    if not any(isinstance(value, Mapping) for value in root.raw.values()) and (
+        root.model_type not in ("molmo", "fuyu")
+    ):
+        return spec
+    from kvtool.model.towers import towers
+
+    weights, unknown = towers(root, spec.hidden_size)
+    if not unknown:
+        return replace(spec, encoder=spec.encoder + weights)
+    return replace(
+        spec,
+        encoder=spec.encoder + weights,
+        weights_known=False,
+        notes=(*spec.notes, f"parameters of {', '.join(unknown)} are not counted here"),
     )
 
 

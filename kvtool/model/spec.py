@@ -253,6 +253,7 @@ class ModelSpec:
     `encoder` holds what stands beside the decoder (encoder layers, vision and audio towers);
     `mtp_layers` the model's own multi-token-prediction layers, counted apart. `weights_known` is
     false where a part of the parameters has no formula here; `notes` then says which.
+    `stored_bytes` are the weights' bytes in the checkpoint that the model was read from.
     """
 
     name: str
@@ -269,6 +270,7 @@ class ModelSpec:
     mtp_layers: tuple[Layer, ...] = ()
     encoder_tokens: int | None = None
     quantization: dict[str, object] | None = None
+    stored_bytes: int | None = None
     weights_known: bool = True
     notes: tuple[str, ...] = ()
 

@@ -85,8 +85,11 @@ def weight_bytes(model: ModelSpec, dtype: str = "auto", parallel: Parallel = SIN
 
     The first stage holds the embedding and what stands beside the decoder, the last one the final
     norm and the head (and the embedding again where it is tied). Embeddings, heads, norms,
-    routers and biases stay in the model's element type whatever packs the matrices.
+    routers and biases stay in the model's element type whatever packs the matrices. A model read
+    from its checkpoint has the bytes stored there; its devices share them as the tensors say.
     """
+    if model.stored_bytes is not None and dtype == "auto":
+        return _stored(model, parallel, mtp)
     scheme, plain = weight_scheme(model, dtype)
     parts = list(stages(model.layers, parallel.pp))
     total = 0
@@ -102,6 +105,16 @@ def weight_bytes(model: ModelSpec, dtype: str = "auto", parallel: Parallel = SIN
                 here += _named(model.mtp_layers, len(model.layers))
         total = max(total, sum(_bytes(n, w, scheme, plain, parallel) for n, w in here))
     return total
+
+
+def _stored(model: ModelSpec, parallel: Parallel, mtp: bool) -> int:
+    """The fullest device's part of the stored bytes, in proportion to plain 16-bit weights."""
+    assert model.stored_bytes is not None
+    if parallel == SINGLE:
+        return model.stored_bytes
+    whole = weight_bytes(model, "bfloat16", SINGLE, mtp)
+    share = weight_bytes(model, "bfloat16", parallel, mtp)
+    return -(-model.stored_bytes * share // whole)
 
 
 def _named(layers: Iterable[Layer], first: int) -> list[tuple[str, Weight]]:

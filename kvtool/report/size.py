@@ -38,6 +38,10 @@ def _grid(*justify: str) -> Table:
     return table
 
 
+def _engine(row: Row) -> str:
+    return f"{row['engine']} {row['engine_version'] or ''}".strip()
+
+
 def _title(row: Row) -> str:
     parts = [f"{row['context_tokens']:,} tokens"]
     if row["batch_size"] > 1:
@@ -48,7 +52,7 @@ def _title(row: Row) -> str:
         ranks = [f"{k} {row[k]}" for k in ("tp", "pp", "ep", "dcp") if row[k] > 1]
         parts.append(f"{', '.join(ranks)}: figures per device")
     if row["engine"] != "logical":
-        parts.append(f"{row['engine']} {row['engine_version']}")
+        parts.append(_engine(row))
     return f"[bold]{row['model']}[/]: {', '.join(parts)}"
 
 
@@ -180,7 +184,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 _ASKED: tuple[tuple[str, Callable[[Row], str], Callable[[str], str]], ...] = (
     ("model", lambda r: r["model"], lambda v: v),
-    ("engine", lambda r: f"{r['engine']} {r['engine_version'] or ''}".strip(), lambda v: v),
+    ("engine", _engine, lambda v: v),
     ("context", lambda r: f"{r['context_tokens']:,}", lambda v: f"{v} tokens"),
     ("batch", lambda r: f"{r['batch_size']:,}", lambda v: "" if v == "1" else f"{v} sequences"),
     ("cache", lambda r: _format(r), lambda v: f"{v} cache"),
@@ -231,7 +235,8 @@ def _formulas(row: Row, *, named: bool) -> RenderableType:
     from rich.console import Group
     from rich.padding import Padding
 
-    head = f"[bold]how {row['model']} at {row['context_tokens']:,} comes about[/]" if named else "[bold]how it comes about[/]"  # fmt: skip
+    what = f"{row['model']} at {row['context_tokens']:,}, {_engine(row)}," if named else "it"
+    head = f"[bold]how {what} comes about[/]"
     pieces: list[Any] = [head]
     for line in row["explain"]:
         value = line["value"]
