@@ -92,6 +92,7 @@ def _common(keys: Keys, family: Family) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model_type": family.model_type,
         "num_hidden_layers": keys.layers,
+        "num_nextn_predict_layers": keys.mtp,
         "hidden_size": keys.integer("embedding_length", low=1),
         "vocab_size": _vocab_size(keys),
         "max_position_embeddings": keys.integer("context_length", 0) or None,
@@ -100,8 +101,6 @@ def _common(keys: Keys, family: Family) -> dict[str, Any]:
     }
     if name := keys.file.metadata.get("general.name"):
         config["_name_or_path"] = name
-    if keys.mtp:
-        config["num_nextn_predict_layers"] = keys.mtp
     if keys.tensors:
         config["tie_word_embeddings"] = "output.weight" not in keys.tensors
         config["attention_bias"] = bool(keys.stores("attn_q.bias", "attn_qkv.bias"))
@@ -109,8 +108,8 @@ def _common(keys: Keys, family: Family) -> dict[str, Any]:
         config["mlp_bias"] = bool(keys.stores("ffn_up.bias"))
     if keys.architecture not in _HEADLESS:
         _heads(keys, config)
-    if keys.architecture not in ("mamba", "mamba2"):
-        config["intermediate_size"] = one(keys.per_layer("feed_forward_length"))
+    widths = keys.per_layer("feed_forward_length", 0)
+    config["intermediate_size"] = one(widths) if any(widths) else None
     _windows(keys, config, family.period)
     _experts(keys, config)
     return config

@@ -109,16 +109,32 @@ def _deepseek2(keys: Keys, config: Config) -> None:
         config["model_type"] = "deepseek_v3"
 
 
-def _glm_dsa(keys: Keys, config: Config) -> None:
-    hybrids.latent(keys, config)
+def _indexer(keys: Keys, config: Config) -> None:
     config["index_head_dim"] = keys.integer("attention.indexer.key_length", low=1)
     config["index_n_heads"] = keys.integer("attention.indexer.head_count", low=1)
     config["index_topk"] = keys.integer("attention.indexer.top_k", low=1)
-    stored = keys.layers_with("indexer.attn_k.weight") or keys.layers_with("indexer.k_proj.weight")
+
+
+def _sparse_latent(keys: Keys, config: Config) -> None:
+    """Sparse attention over MLA; a layer without an indexer of its own reuses an earlier choice."""
+    hybrids.latent(keys, config)
+    _indexer(keys, config)
+    stored = keys.layers_with("indexer.attn_k.weight")
     if keys.value("attention.indexer.types") is not None:
         stored = [bool(kind) for kind in keys.per_layer("attention.indexer.types")]
     if stored and any(stored):
-        config["indexer_types"] = ["full" if full else "shared" for full in stored]
+        config["indexer_types"] = ["full" if own else "shared" for own in stored]
+
+
+def _deepseek4(keys: Keys, config: Config) -> None:
+    """DeepSeek V4: windows, and entries that compress 4 or 128 tokens."""
+    _indexer(keys, config)
+    config["compress_ratios"] = keys.per_layer("attention.compress_ratios")
+    config["q_lora_rank"] = keys.integer("attention.q_lora_rank", low=1)
+    config["o_lora_rank"] = keys.integer("attention.output_lora_rank", low=1)
+    config["o_groups"] = keys.integer("attention.output_group_count", low=1)
+    config["hc_mult"] = keys.integer("hyper_connection.count", low=1)
+    config["qk_rope_head_dim"] = keys.integer("rope.dimension_count", low=1)
 
 
 def _sliding(keys: Keys, config: Config) -> list[bool]:
@@ -164,7 +180,7 @@ def _gemma4(keys: Keys, config: Config) -> None:
     config["num_kv_shared_layers"] = shared
     _per_layer_inputs(keys, config)
     widths = keys.per_layer("feed_forward_length")
-    config["intermediate_size"] = min(widths)
+    config["intermediate_size"] = min(widths) or None
     config["use_double_wide_mlp"] = max(widths) == 2 * min(widths)
     if "num_experts" in config:
         config["enable_moe_block"] = True
@@ -238,6 +254,12 @@ def _t5(keys: Keys, config: Config) -> None:
         config.pop(name, None)
 
 
+def _bloom(keys: Keys, config: Config) -> None:
+    """The converter writes the width where a configuration states no length."""
+    if config["max_position_embeddings"] == config["hidden_size"]:
+        config["max_position_embeddings"] = None
+
+
 def _mpt(keys: Keys, config: Config) -> None:
     config["expansion_ratio"] = keys.divided(
         keys.integer("feed_forward_length", low=1), config["hidden_size"], "embedding_length"
@@ -259,7 +281,7 @@ FAMILIES: dict[str, Family] = {
     "arcee": Family("arcee"),
     "baichuan": Family("baichuan"),
     "bert": Family("bert"),
-    "bloom": Family("bloom"),
+    "bloom": Family("bloom", _bloom),
     "chatglm": Family("chatglm", _chatglm),
     "cohere2": Family("cohere2", period=4),
     "command-r": Family("cohere", _qk_norm),
@@ -267,6 +289,8 @@ FAMILIES: dict[str, Family] = {
     "deci": Family("nemotron-nas", _deci),
     "deepseek": Family("deepseek"),
     "deepseek2": Family("deepseek_v2", _deepseek2),
+    "deepseek32": Family("deepseek_v32", _sparse_latent),
+    "deepseek4": Family("deepseek_v4", _deepseek4),
     "dots1": Family("dots1"),
     "ernie4_5": Family("ernie4_5", _bias),
     "ernie4_5-moe": Family("ernie4_5_moe", _ernie_moe),
@@ -280,7 +304,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3": Family("gemma3_text", period=6),
     "gemma3n": Family("gemma3n_text", _gemma3n, period=5),
     "gemma4": Family("gemma4_text", _gemma4),
-    "glm-dsa": Family("glm_moe_dsa", _glm_dsa),
+    "glm-dsa": Family("glm_moe_dsa", _sparse_latent),
     "glm4": Family("glm4"),
     "glm4moe": Family("glm4_moe", _qk_norm),
     "gpt-oss": Family("gpt_oss", _gpt_oss, period=2),

@@ -16,16 +16,19 @@ Config = dict[str, Any]
 
 
 def latent(keys: Keys, config: Config) -> None:
-    """MLA. Converters since 2025 store it as one wide head; older ones 192 + 128 per head."""
-    rope = keys.integer("rope.dimension_count", low=1)
-    wide = keys.value("attention.key_length_mla") is not None
-    suffix = "_mla" if wide else ""
+    """MLA. Converters since 2025 store it as one head, as wide as latent and rotary part together;
+    older ones state the widths of a head of the uncompressed attention."""
+    rank = keys.integer("attention.kv_lora_rank", low=1)
+    if keys.value("attention.key_length_mla") is None:
+        suffix, rope = "", keys.integer("rope.dimension_count", low=1)
+    else:
+        suffix, rope = "_mla", keys.integer("attention.key_length", low=rank) - rank
     key = keys.integer(f"attention.key_length{suffix}", low=rope)
-    config["kv_lora_rank"] = keys.integer("attention.kv_lora_rank", low=1)
+    derived = config["hidden_size"] // config["num_attention_heads"]
+    config["kv_lora_rank"] = rank
     config["q_lora_rank"] = keys.integer("attention.q_lora_rank", 0) or None
     config["qk_rope_head_dim"] = rope
     config["qk_nope_head_dim"] = key - rope
-    derived = config["hidden_size"] // config["num_attention_heads"]
     config["v_head_dim"] = keys.integer(f"attention.value_length{suffix}", derived, low=1)
     config["num_key_value_heads"] = config["num_attention_heads"]
     config.pop("head_dim", None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from kvtool.model.gguf import PARTS, gguf_weight_bytes, read_gguf_config
 from kvtool.model.gguf_families import FAMILIES
 from kvtool.model.gguf_file import read_gguf
 from kvtool.model.huggingface import known_types, read_config
-from kvtool.model.spec import Layer, ModelSpec
+from kvtool.model.spec import Layer, ModelSpec, Recurrent
 
 Tensors = list[tuple[str, tuple[int, ...], gguf.GGMLQuantizationType]]
 F16, F32 = gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.F32
@@ -62,6 +64,17 @@ def write_gguf(
 
 def elements_of(layer: Layer) -> int:
     return sum(weight.elements for weight in layer.weights)
+
+
+def states_of(model: ModelSpec) -> list[list[object]]:
+    """What every layer keeps, but for the element type of recurrent states."""
+    return [
+        [
+            replace(state, dtype="") if isinstance(state, Recurrent) else state
+            for state in layer.states
+        ]
+        for layer in model.layers
+    ]
 
 
 def faults_of(path: Path) -> tuple[str, ...]:
@@ -245,7 +258,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
          "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
          "vocab_size": 129280, "first_k_dense_replace": 3, "moe_layer_freq": 1,
          "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-         "n_shared_experts": 1},
+         "n_shared_experts": 1, "num_nextn_predict_layers": 0},
     ),
     "DeepSeek-V2-Lite, converted before 2025": (
         "deepseek2",
@@ -542,6 +555,37 @@ def test_a_converted_model_keeps_the_layers_of_its_configuration(tmp_path: Path,
     assert found.mtp_layers == expected.mtp_layers
 
 
+# From tests/oracles/gguf_oracle.py: keys that llama.cpp's converter sets, fields they come from.
+CONVERTED = json.loads((Path(__file__).parents[1] / "golden" / "gguf_converter.json").read_text())
+# What the converter drops or writes a placeholder for.
+LOST = {
+    "nemotron_h_moe": {"max_position_embeddings": None},
+    "starcoder2": {"sliding_window": None},
+}
+# Architectures whose parameters depend on tensors that are not described here: routers of Jamba,
+# biases of ChatGLM, StableLM and StarCoder2, gates of T5, what Kimi K3 adds to Kimi Linear.
+BY_TENSORS = {"chatglm", "jamba", "kimi-linear", "stablelm", "starcoder2", "t5"}
+
+
+@pytest.mark.parametrize("architecture", CONVERTED)
+def test_what_llama_cpps_converter_writes_is_the_model_it_was_given(
+    tmp_path: Path, architecture: str
+) -> None:
+    row = CONVERTED[architecture]
+    path = write_gguf(tmp_path / "model.gguf", architecture, row["keys"])
+    published = {"torch_dtype": "float16"} | row["config"] | LOST.get(architecture, {})
+
+    found, expected = spec_of(read_gguf_config(path)), spec_of(published)
+
+    assert states_of(found) == states_of(expected)
+    assert found.max_context == expected.max_context
+    assert (found.hidden_size, found.vocab_size) == (expected.hidden_size, expected.vocab_size)
+    if architecture not in BY_TENSORS:
+        assert [elements_of(layer) for layer in found.layers] == [
+            elements_of(layer) for layer in expected.layers
+        ]
+
+
 @pytest.mark.parametrize(
     ("name", "tokens", "expected"),
     [
@@ -569,8 +613,11 @@ def test_every_architecture_leads_to_a_model_type_with_a_reader() -> None:
     assert {family.model_type for family in FAMILIES.values()} <= set(known_types())
 
 
-def test_every_architecture_is_spelled_as_the_gguf_package_spells_it() -> None:
-    assert set(FAMILIES) <= set(gguf.MODEL_ARCH_NAMES.values())
+def test_every_architecture_is_spelled_as_llama_cpp_spells_it() -> None:
+    newer_than_the_package = {"deepseek32", "deepseek4"}
+
+    assert set(FAMILIES) - newer_than_the_package <= set(gguf.MODEL_ARCH_NAMES.values())
+    assert newer_than_the_package <= set(CONVERTED)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
