@@ -61,7 +61,7 @@ def load_converter(source: Path) -> Any:
     stub.SentencePieceProcessor = object  # type: ignore[attr-defined]
     stub.__spec__ = importlib.machinery.ModuleSpec("sentencepiece", None)
     sys.modules.setdefault("sentencepiece", stub)
-    gguf = importlib.import_module("gguf")
+    gguf: Any = importlib.import_module("gguf")
     gguf.MODEL_TENSOR = Names(gguf.MODEL_TENSOR, gguf.MODEL_TENSOR.TOKEN_EMBD)
     gguf.MODEL_ARCH = Names(gguf.MODEL_ARCH, gguf.MODEL_ARCH.MINIMAXM2)
     writer = gguf.GGUFWriter
