@@ -50,9 +50,7 @@ def attention(
     )
     if kv:
         k, v = heads * state.head_dim, heads * state.v_head_dim
-        weights += linear(
-            f"{name}.k_proj", k, hidden, part="attention", units=heads, bias=qkv_bias
-        )
+        weights += linear(f"{name}.k_proj", k, hidden, part="attention", units=heads, bias=qkv_bias)
         if values:
             weights += linear(
                 f"{name}.v_proj", v, hidden, part="attention", units=heads, bias=qkv_bias
@@ -85,9 +83,7 @@ def mlp(
     """A feed-forward block: gate, up and down, or up and down."""
     weights: tuple[Weight, ...] = ()
     for projection in ("gate_proj", "up_proj") if gated else ("up_proj",):
-        weights += linear(
-            f"{name}.{projection}", inner, hidden, part="mlp", units=inner, bias=bias
-        )
+        weights += linear(f"{name}.{projection}", inner, hidden, part="mlp", units=inner, bias=bias)
     return weights + linear(
         f"{name}.down_proj", hidden, inner, part="mlp", units=inner, bias=bias, rows=True
     )
@@ -294,9 +290,7 @@ def mamba2_state(inner: int, heads: int, groups: int, state: int, kernel: int, c
     """Convolution tail over values, B and C, and a state [head_dim, state] per head."""
     tail = kernel - 1
     return (
-        Recurrent(
-            "conv", ((inner * tail, heads), (2 * groups * state * tail, groups)), conv
-        ),
+        Recurrent("conv", ((inner * tail, heads), (2 * groups * state * tail, groups)), conv),
         Recurrent("recurrent", ((inner * state, heads),), ssm),
     )
 

@@ -11,7 +11,6 @@ from kvtool.model.fields import MAX_TOKENS, MAX_VOCAB, Fields
 from kvtool.model.spec import Attention, Index, Layer, ModelSpec, Shared, State, Weight
 from kvtool.model.styles import Style
 
-
 # Width of the MLPs that stand where other layers have experts, under its published names.
 DENSE_WIDTHS = (
     "dense_intermediate_size",

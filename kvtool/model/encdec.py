@@ -1,45 +1,78 @@
-"""Encoder-decoder models, decoders that look at images, and models without a decoder."""
+"""Encoder-decoder models: a self-attention and a cross-attention in every decoder layer."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvtool.model import blocks, decoder, layout
 from kvtool.model.fields import MAX_TOKENS, Fields
 from kvtool.model.spec import Attention, Layer, ModelSpec, Weight
-from kvtool.model.styles import CLASSIC, PLAIN
+from kvtool.model.styles import GEMMA, PLAIN
 
 
 def read_t5(f: Fields) -> ModelSpec:
-    """T5, FLAN-T5, mT5, UMT5: heads of `d_kv`, relative positions, a cross-attention per layer."""
+    """T5, FLAN-T5, mT5, UMT5, Switch: heads of `d_kv`, relative positions, a cross-attention per
+    layer; Switch puts experts on every `num_layers / num_sparse_layers`-th layer."""
     encoder_layers = layout.num_layers(f)
     count = f.integer("num_decoder_layers", encoder_layers, high=10_000)
-    hidden, heads, width = f.integer("hidden_size"), f.integer("num_attention_heads"), f.integer("head_dim")  # fmt: skip
-    inner = f.integer("intermediate_size")
+    hidden, heads, width = (
+        f.integer(name) for name in ("hidden_size", "num_attention_heads", "head_dim")
+    )
     projection = f.text("feed_forward_proj", "relu")
     gated = f.flag("is_gated_act", projection.startswith("gated"))
     state = Attention(heads, heads, width, width)
     cross = replace(state, kind="cross")
     attention = blocks.attention(state, hidden)
-    feed = blocks.mlp(hidden, inner, gated=gated)
+    dense = blocks.mlp(hidden, f.integer("intermediate_size"), gated=gated)
     buckets = Weight("relative_attention_bias", "attention",
                      (f.integer("relative_attention_num_buckets", 32), heads), heads)  # fmt: skip
-    layer = Layer(
-        (state, cross), (*attention, *attention, *feed, *blocks.norm("norms", hidden, count=3))
+
+    def feeds(layers: int, side: str) -> list[tuple[Weight, ...]]:
+        chosen = _switch_layers(f, layers, side)
+        return [_switch_experts(f, hidden) if sparse else dense for sparse in chosen]
+
+    layers = tuple(
+        Layer(
+            (state, cross), (*attention, *attention, *feed, *blocks.norm("norms", hidden, count=3))
+        )
+        for feed in feeds(count, "decoder")
     )
-    encoder_layer = (*attention, *feed, *blocks.norm("norms", hidden, count=2))
-    spec = decoder.assemble(f, PLAIN, (layer,) * count, hidden)
+    encoder = tuple(
+        weight
+        for feed in feeds(encoder_layers, "encoder")
+        for weight in (*attention, *feed, *blocks.norm("norms", hidden, count=2))
+    )
+    spec = decoder.assemble(f, PLAIN, layers, hidden)
     per_layer = f.model_type == "umt5"
+    if f.model_type == "longt5" and f.text("encoder_attention_type", "local") != "local":
+        extent = buckets.elements + hidden * encoder_layers
+        encoder += (Weight("global_attention", "attention", (extent,)),)
     return replace(
         spec,
         head=(*spec.head, *((buckets,) * (count if per_layer else 1))),
         encoder=(
-            *(encoder_layer * encoder_layers),
+            *encoder,
             *((buckets,) * (encoder_layers if per_layer else 1)),
             *blocks.norm("encoder.norm", hidden),
         ),
         encoder_tokens=layout.max_context(f),
     )
+
+
+def _switch_layers(f: Fields, layers: int, side: str) -> list[bool]:
+    """Layers with experts: each `step`-th from the second on, by the number of sparse layers."""
+    if f.model_type != "switch_transformers":
+        return [False] * layers
+    sparse = f.integer(f"num_sparse_{side}_layers", 3, low=0, high=layers)
+    step = layers // sparse if sparse else layers
+    return [step == 1 or i % step == 1 for i in range(layers)]
+
+
+def _switch_experts(f: Fields, hidden: int) -> tuple[Weight, ...]:
+    return blocks.experts(
+        hidden, f.integer("intermediate_size"), f.integer("num_experts"), 1, gated=False,
+        router_bias=f.flag("router_bias", False),
+    )  # fmt: skip
 
 
 def read_whisper(f: Fields) -> ModelSpec:
@@ -88,105 +121,129 @@ def read_whisper(f: Fields) -> ModelSpec:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Bart:
+    """How a descendant of BART differs: rows of learned positions beyond the configured ones (None:
+    positions without weights), a norm on the embedding, a norm behind the last layer."""
+
+    positions: int | None
+    embedding_norm: bool
+    final_norm: bool
+
+
+# Source: the modeling code of transformers 5.24. Marian's sinusoids stand in its checkpoints.
+BARTS = {
+    "bart": Bart(2, True, False),
+    "plbart": Bart(2, True, False),
+    "mvp": Bart(2, True, False),
+    "mbart": Bart(2, True, True),
+    "marian": Bart(0, False, False),
+    "pegasus": Bart(0, False, True),
+    "blenderbot": Bart(0, False, True),
+    "blenderbot-small": Bart(0, True, False),
+    "m2m_100": Bart(None, False, True),
+    "nllb-moe": Bart(None, False, True),
+}
+
+
 def read_bart(f: Fields) -> ModelSpec:
-    """BART, mBART, Marian, Pegasus, M2M-100, NLLB, Blenderbot: a cross-attention per layer."""
+    """BART, mBART, Marian, Pegasus, M2M-100, NLLB, Blenderbot: a cross-attention per layer.
+
+    NLLB-MoE has experts on every `decoder_sparse_step`-th layer.
+    """
+    shape = BARTS[f.model_type]
     count = f.integer("decoder_layers", high=10_000)
-    hidden, heads = f.integer("d_model"), f.integer("decoder_attention_heads")
-    state = Attention(heads, heads, hidden // heads or 1, hidden // heads or 1)
+    hidden = f.integer("d_model")
+    norm = blocks.norm("norms", hidden, bias=True)
+    state = _square(f, "decoder_attention_heads", hidden)
     attention = blocks.attention(state, hidden, qkv_bias=True, o_bias=True)
-    layer = Layer(
-        (state, replace(state, kind="cross")),
-        (
-            *attention,
-            *attention,
-            *blocks.mlp(hidden, f.integer("decoder_ffn_dim"), gated=False, bias=True),
-            *blocks.norm("norms", hidden, bias=True, count=3),
-        ),
+    kept = (state, replace(state, kind="cross"))
+    layers = tuple(
+        Layer(kept, (*attention, *attention, *feed, *norm * 3))
+        for feed in _bart_feeds(f, hidden, count, "decoder")
     )
-    spec = decoder.assemble(f, CLASSIC, (layer,) * count, hidden)
+    encoder: tuple[Weight, ...] = ()
+    for feed in _bart_feeds(f, hidden, f.integer("encoder_layers", high=10_000), "encoder"):
+        encoder += (*attention, *feed, *norm * 2)
+    ends = norm * (shape.embedding_norm + shape.final_norm)
+    if shape.positions is not None:
+        rows = f.integer("max_position_embeddings", high=MAX_TOKENS) + shape.positions
+        ends += (Weight("embed_positions", "embedding", (rows, hidden)),)
+    spec = decoder.assemble(f, replace(PLAIN, final_norm=False), layers, hidden)
     return replace(
         spec,
+        embedding=(*spec.embedding, *ends),
+        encoder=encoder + ends,
         encoder_tokens=spec.max_context,
+    )
+
+
+def _square(f: Fields, name: str, hidden: int) -> Attention:
+    """Multi-head attention whose heads share out the hidden size."""
+    heads = f.integer(name)
+    if hidden % heads:
+        f.fault(name, heads, f"a divisor of d_model {hidden}")
+    return Attention(heads, heads, hidden // heads or 1, hidden // heads or 1)
+
+
+def _bart_feeds(f: Fields, hidden: int, layers: int, side: str) -> list[tuple[Weight, ...]]:
+    inner = f.integer(f"{side}_ffn_dim")
+    dense = blocks.mlp(hidden, inner, gated=False, bias=True)
+    step = f.integer(f"{side}_sparse_step", 0, low=0) if f.model_type == "nllb-moe" else 0
+    if not step:
+        return [dense] * layers
+    experts = blocks.experts(hidden, inner, f.integer("num_experts"), 2, gated=False, bias=True)
+    return [dense if (i + 1) % step else experts for i in range(layers)]
+
+
+# Descendants of BART whose decoder is the same, but whose encoder has a shape of its own.
+LONG_BARTS = ("led", "bigbird_pegasus", "pegasus_x", "fsmt")
+
+
+def read_long_bart(f: Fields) -> ModelSpec:
+    """LED, BigBird-Pegasus, Pegasus-X, FSMT: the decoder's states; parameters are not counted."""
+    count, hidden = f.integer("decoder_layers", high=10_000), f.integer("d_model")
+    state = _square(f, "decoder_attention_heads", hidden)
+    source = f.optional("max_encoder_position_embeddings", high=MAX_TOKENS)
+    target = f.optional("max_decoder_position_embeddings", high=MAX_TOKENS)
+    context = layout.max_context(f)
+    return ModelSpec(
+        name="",
+        model_type=f.model_type,
+        dtype="",
+        layers=(Layer((state, replace(state, kind="cross"))),) * count,
+        max_context=target or context,
+        hidden_size=hidden,
+        encoder_tokens=source or context,
         weights_known=False,
         notes=(f"parameters of {f.model_type} are not counted here",),
     )
 
 
-def read_mllama(f: Fields) -> ModelSpec:
-    """Llama 3.2 Vision: `cross_attention_layers` hold the image's keys and values, the others the
-    text's."""
+def read_t5gemma(f: Fields) -> ModelSpec:
+    """The decoder of T5Gemma (a cross-attention per layer) and of T5Gemma 2 (whose one attention
+    reads its own rows and the encoder's through the same projections)."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
-    chosen = f.integers("cross_attention_layers", high=count - 1)
-    if chosen is None:
-        f.lacks("cross_attention_layers")
-        chosen = []
-    state = decoder.attention_states(f, ["full"] * count)[0]
-    assert isinstance(state, Attention)
-    cross = replace(state, kind="cross")
-    weights = blocks.attention(state, hidden)
-    tail = blocks.mlp(hidden, f.integer("intermediate_size")) + blocks.norm("norms", hidden, count=2)
-    gates = Weight("cross_attn_gates", "attention", (2,))
-    plain = Layer((state,), weights + tail)
-    crossing = Layer((cross,), (*weights, *blocks.qk_norm(cross, "head"), gates, *tail))
-    found = set(chosen)
-    spec = decoder.assemble(
-        f, PLAIN, tuple(crossing if i in found else plain for i in range(count)), hidden
-    )
-    vocab = spec.vocab_size + 8
+    second = f.model_type == "t5gemma2_decoder"
+    kinds = layout.layer_kinds(f, count, "period:6" if second else "even")
+    style = replace(GEMMA, qk_norm="head" if second else "", norms=4 if second else 6)
+    source = f.integer("cross_attention_hidden_size", hidden)
+    made = {}
+    for state in dict.fromkeys(decoder.attention_states(f, kinds)):
+        assert isinstance(state, Attention)
+        cross = replace(state, kind="cross", limit=None)
+        weights = decoder.attention_weights(f, style, state, hidden)
+        if not second:
+            queries, keys, values, out = blocks.attention(state, hidden, name="cross_attn")
+            heads = (replace(w, shape=(w.shape[0], source)) for w in (keys, values))
+            weights += (queries, *heads, out)
+        weights += decoder.feed_forward(f, style, hidden, sparse=False)
+        made[state] = Layer((state, cross), weights + decoder.norms(f, style, hidden))
+    states = decoder.attention_states(f, kinds)
+    spec = decoder.assemble(f, style, tuple(made[state] for state in states), hidden)
     return replace(
-        spec, embedding=(Weight("embed_tokens", "embedding", (vocab, hidden), spec.vocab_size),)
-    )
-
-
-def read_encoder(f: Fields) -> ModelSpec:
-    """Encoder-only models and embedders: they keep nothing between tokens."""
-    note = ("an encoder: it keeps no cache between tokens",)
-    positions = layout.max_context(f)
-    if f.model_type != "bert":
-        return ModelSpec(
-            "", f.model_type, "", (Layer(()),), positions, weights_known=False,
-            notes=(*note, f"parameters of {f.model_type} are not counted here"),
-        )  # fmt: skip
-    count, hidden = layout.num_layers(f), f.integer("hidden_size")
-    heads = f.integer("num_attention_heads")
-    state = Attention(heads, heads, hidden // heads or 1, hidden // heads or 1)
-    layer = Layer(
-        (),
-        (
-            *blocks.attention(state, hidden, qkv_bias=True, o_bias=True),
-            *blocks.mlp(hidden, f.integer("intermediate_size"), gated=False, bias=True),
-            *blocks.norm("norms", hidden, bias=True, count=2),
-        ),
-    )
-    vocab = decoder.vocab_size(f)
-    rows = vocab + (positions or 0) + f.integer("type_vocab_size", 2, low=0)
-    return ModelSpec(
-        name="",
-        model_type=f.model_type,
-        dtype="",
-        layers=(layer,) * count,
-        max_context=positions,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        embedding=(
-            Weight("embeddings", "embedding", (rows, hidden), rows),
-            *blocks.norm("embedding_norm", hidden, bias=True),
-        ),
-        head=_bert_head(f, hidden, vocab),
-        tied=True,
-        notes=note,
-    )
-
-
-def _bert_head(f: Fields, hidden: int, vocab: int) -> tuple[Weight, ...]:
-    """A pooler for a bare BertModel, else the head that predicts masked words."""
-    dense = Weight("head.dense", "head", (hidden, hidden + 1))
-    classes = f.raw.get("architectures")
-    f.used.add("architectures")
-    if isinstance(classes, list) and classes and str(classes[0]).endswith("Model"):
-        return (dense,)
-    return (
-        dense,
-        *blocks.norm("head.norm", hidden, bias=True),
-        Weight("head.bias", "head", (vocab,)),
+        spec,
+        encoder_tokens=spec.max_context,
+        weights_known=False,
+        notes=("parameters of T5Gemma's encoder are not counted here",),
     )

@@ -48,14 +48,16 @@ def read_gemma4(f: Fields) -> ModelSpec:
     their own where keys serve as values; shared layers store nothing."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     kinds = layout.layer_kinds(f, count, "period:6")
+    kinds[-1] = "full"
     shared = _shared(f, count)
     heads, kv = f.integer("num_attention_heads"), f.integer("num_key_value_heads")
     local, wide = f.integer("head_dim"), f.integer("global_head_dim", f.integer("head_dim"))
-    same = f.flag("attention_k_eq_v", False)
+    diffusion = f.model_type == "diffusion_gemma_text"
+    same = diffusion or f.flag("attention_k_eq_v", False)
     wide_kv = f.integer("num_global_key_value_heads", kv) if same else kv
     window = f.integer("sliding_window", high=MAX_TOKENS)
     size, inputs = _per_layer_inputs(f, count, hidden)
-    experts = f.flag("enable_moe_block", False)
+    experts = diffusion or f.flag("enable_moe_block", False)
     double = f.flag("use_double_wide_mlp", False)
 
     def layer(kind: str, reuse: bool) -> Layer:

@@ -92,9 +92,7 @@ def _trimmed(f: Fields, spec: ModelSpec, hidden: int) -> ModelSpec:
         replace(w, shape=(vocab, hidden), units=vocab) if w.name == "lm_head" else w
         for w in spec.head
     )
-    return replace(
-        spec, head=head, embedding=(*spec.embedding, *blocks.norm("embed_norm", hidden))
-    )
+    return replace(spec, head=head, embedding=(*spec.embedding, *blocks.norm("embed_norm", hidden)))
 
 
 def read_inkling2(f: Fields) -> ModelSpec:

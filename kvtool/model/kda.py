@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvtool.model import blocks, decoder, latent, layout
+from kvtool.model import blocks, latent, layout
 from kvtool.model.fields import Fields
 from kvtool.model.recurrent import LINEAR, Mixers, assemble_mixers, full_kinds, state_dtype
 from kvtool.model.spec import Index, ModelSpec, State, Weight

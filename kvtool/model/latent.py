@@ -171,15 +171,11 @@ def read_v4(f: Fields) -> ModelSpec:
     index = f.integer("index_head_dim")
     ratios = _v4_ratios(f, count)
     made = {
-        ratio: Layer(
-            _v4_states(ratio, heads, width, window, index), _v4_weights(f, ratio, hidden)
-        )
+        ratio: Layer(_v4_states(ratio, heads, width, window, index), _v4_weights(f, ratio, hidden))
         for ratio in set(ratios)
     }
     layers = tuple(made[ratio] for ratio in ratios)
-    template = Layer(
-        _v4_states(0, heads, width, window, index), _v4_weights(f, 0, hidden)
-    )
+    template = Layer(_v4_states(0, heads, width, window, index), _v4_weights(f, 0, hidden))
     spec = decoder.assemble(f, STYLE, layers, hidden, template)
     streams = f.integer("hc_mult")
     collapse = Weight("hc_head", "mlp", (streams * streams * hidden + streams + 1,))

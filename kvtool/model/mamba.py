@@ -251,7 +251,9 @@ def read_nemotron_h(f: Fields) -> ModelSpec:
         if kind == "moe":
             return Layer((), _nemotron_moe(f, hidden, bias=bias) + norm)
         inner_size = f.integer("intermediate_size")
-        return Layer((), blocks.mlp(hidden, inner_size, gated=False, bias=bias, name="mixer") + norm)
+        return Layer(
+            (), blocks.mlp(hidden, inner_size, gated=False, bias=bias, name="mixer") + norm
+        )
 
     made = {kind: layer(kind) for kind in dict.fromkeys(kinds)}
     layers = tuple(made[kind] for kind in kinds)
@@ -276,7 +278,5 @@ def _nemotron_moe(f: Fields, hidden: int, *, bias: bool) -> tuple[Weight, ...]:
         weights += blocks.linear("mixer.fc2_latent_proj", hidden, size, part="mlp", bias=bias)
     shared = f.integer("moe_shared_expert_intermediate_size", 0, low=0)
     if shared:
-        weights += blocks.mlp(
-            hidden, shared, gated=False, bias=bias, name="mixer.shared_experts"
-        )
+        weights += blocks.mlp(hidden, shared, gated=False, bias=bias, name="mixer.shared_experts")
     return weights

@@ -1,4 +1,4 @@
-"""Decoders with a shape of their own per layer: OpenELM, Nemotron-NAS, and renamed sections."""
+"""Decoders with names, sections or per-layer shapes of their own: OpenELM, Nemotron-NAS, MPT, .."""
 
 from __future__ import annotations
 
@@ -6,9 +6,83 @@ from dataclasses import replace
 from typing import Any
 
 from kvtool.model import blocks, decoder, layout
-from kvtool.model.fields import Fields
-from kvtool.model.spec import Attention, Layer, ModelSpec
-from kvtool.model.styles import PLAIN, STYLES, Style
+from kvtool.model.fields import MAX_TOKENS, Fields
+from kvtool.model.recurrent import attention_state
+from kvtool.model.spec import Attention, Layer, ModelSpec, Weight
+from kvtool.model.styles import PLAIN, SAME_AS, STYLES, Style
+
+# Types whose published configurations call a field by a name of their own: ours, then theirs.
+RENAMED: dict[str, dict[str, str]] = {
+    "xglm": {"num_attention_heads": "attention_heads"},
+    "cpmant": {"head_dim": "dim_head", "intermediate_size": "dim_ff"},
+    "ctrl": {"intermediate_size": "dff"},
+    "gpt_neox_japanese": {},
+    "step3p5": {
+        "num_key_value_heads": "num_attention_groups",
+        "swa_num_attention_heads": "num_sliding_attention_heads",
+    },
+}
+RENAMED["step3p7"] = RENAMED["step3p5"]
+
+
+def read_renamed(f: Fields) -> ModelSpec:
+    """XGLM, CPM-Ant, CTRL, Step 3.5: plain decoders under field names of their own."""
+    flat = {**f.raw}
+    for ours, theirs in RENAMED[f.model_type].items():
+        value = f.raw.get(theirs, f.defaults.get(theirs))
+        if f.raw.get(ours) is None and value is not None:
+            f.used.add(f.path + theirs)
+            flat[ours] = value
+    other = f.mapping("attention_other_setting")
+    if other.get("attention_type") == "sliding_attention":
+        # Step 3.5 describes the heads of its sliding layers in a section.
+        section = f.child("attention_other_setting")
+        flat["swa_num_attention_heads"] = section.integer("num_attention_heads")
+        flat["swa_num_key_value_heads"] = section.integer("num_attention_groups")
+        flat["swa_head_dim"] = section.integer("head_dim")
+    named = _renamed(f, flat)
+    spec = decoder.read(named, STYLES[SAME_AS.get(f.model_type, f.model_type)])
+    hidden = spec.hidden_size
+    if f.model_type == "gpt_neox_japanese":
+        return replace(spec, head=(*spec.head, Weight("dense_bias", "attention", (hidden,))))
+    if f.model_type == "cpmant":
+        rows = f.integer("prompt_types", 32) * f.integer("prompt_length", 32)
+        buckets = f.integer("position_bias_num_buckets", 512)
+        segments = f.integer("segment_types", 32)
+        extra = (
+            Weight("prompt_embedding", "embedding", (rows + segments, hidden)),
+            Weight("position_bias", "attention",
+                   (buckets + segments * segments, f.integer("num_attention_heads"))),
+        )  # fmt: skip
+        head = (*spec.head, Weight("lm_head", "head", (spec.vocab_size, hidden), spec.vocab_size))
+        return replace(spec, embedding=spec.embedding + extra, head=head, tied=False)
+    return spec
+
+
+def read_modernbert(f: Fields) -> ModelSpec:
+    """ModernBERT as a decoder: windows of half of `local_attention`, a full layer first of each
+    `global_attn_every_n_layers`; the first layer has no norm before its attention."""
+    count, hidden = layout.num_layers(f), f.integer("hidden_size")
+    kinds = layout.layer_kinds(f, count, "first:3")
+    full = attention_state(f)
+    window = f.optional("sliding_window", high=MAX_TOKENS)
+    window = window or f.integer("local_attention", high=MAX_TOKENS) // 2 or 1
+    local = replace(full, kind="sliding", limit=window)
+    bias, shift = f.flag("attention_bias"), f.flag("norm_bias")
+    norm = blocks.norm("norms", hidden, bias=shift)
+    weights = (
+        *blocks.attention(full, hidden, qkv_bias=bias, o_bias=bias),
+        *blocks.mlp(hidden, f.integer("intermediate_size"), bias=f.flag("mlp_bias")),
+        *norm,
+    )
+    layers = tuple(
+        Layer((local if kind == "sliding" else full,), weights + (norm if i else ()))
+        for i, kind in enumerate(kinds)
+    )
+    style = replace(PLAIN, norm_bias=shift, embedding_norm=True, head_bias="decoder_bias")
+    spec = decoder.assemble(f, style, layers, hidden)
+    dense = blocks.linear("head.dense", hidden, hidden, part="head", bias=f.flag("classifier_bias"))
+    return replace(spec, head=(*spec.head, *dense, *norm))
 
 
 def read_openelm(f: Fields) -> ModelSpec:
@@ -21,7 +95,9 @@ def read_openelm(f: Fields) -> ModelSpec:
     scale = f.raw.get("ffn_multipliers", 4.0)
     f.used.add("ffn_multipliers")
     factors = scale if isinstance(scale, list) else [scale] * count
-    plain = all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < 1e4 for x in factors)
+    plain = all(
+        isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < 1e4 for x in factors
+    )
     if len(factors) != count or not plain:
         f.fault("ffn_multipliers", scale, f"one number for each of the {count} layers")
         factors = [1.0] * count

@@ -156,7 +156,7 @@ STYLES: dict[str, Style] = {
     "openai-gpt": replace(CLASSIC, positions=0, final_norm=False),
     "ctrl": replace(CLASSIC, head_bias=True),
     "gpt_neox_japanese": replace(CLASSIC, qkv_bias=False, o_bias=False, mlp_bias=False),
-    "cpmant": replace(PLAIN, extra_rows=1024),
+    "cpmant": PLAIN,
     # experts
     "mixtral": replace(PLAIN, rule="sliding"),
     "phimoe": replace(
@@ -254,7 +254,6 @@ SAME_AS = {
     "phi4_multimodal": "phi3",
     "mistral3": "mistral",
     "step3p5": "step3p7",
-    "ernie4_5_vl_moe_text": "ernie4_5_moe",
     "internlm2_5": "internlm2",
     "smolvlm": "llama",
     "cohere2_vision": "cohere2",
