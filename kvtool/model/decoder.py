@@ -117,42 +117,50 @@ def mtp_layers(f: Fields, template: Layer, hidden: int) -> tuple[Layer, ...]:
 
 def attention_states(f: Fields, kinds: Sequence[str]) -> list[Attention | Shared]:
     """What every layer keeps: its heads and widths, bounded by its window or chunk."""
-    heads, kv = query_heads(f, len(kinds)), kv_heads(f, len(kinds))
+    layers = len(kinds)
+    heads, kv = query_heads(f, layers), kv_heads(f, layers)
     width = head_dim(f, max(heads))
     value = f.integer("v_head_dim", width)
+    widths = layout.overridden(f, "head_dim", [width] * layers)
     window = layout.window(f)
     chunk = f.optional("attention_chunk_size", high=MAX_TOKENS)
-    local = _local(f, width, value)
+    local = _local(f)
     states: list[Attention | Shared] = []
     for i, kind in enumerate(kinds):
-        q, k = heads[i], kv[i]
-        if q % k:
-            f.fault("num_key_value_heads", k, f"a divisor of the {q} attention heads")
-            k = q
-        state = Attention(q, k, width, value)
+        state = Attention(heads[i], kv[i], widths[i], value if widths[i] == width else widths[i])
         if kind == "sliding" and window is not None:
             state = replace(state, kind="sliding", limit=window, **local)
         elif kind == "chunked" and chunk is not None:
             state = replace(state, kind="chunked", limit=chunk)
+        if state.num_q_heads % state.num_kv_heads:
+            expected = f"a divisor of the {state.num_q_heads} attention heads"
+            f.fault("num_key_value_heads", state.num_kv_heads, expected)
         states.append(state)
     return states
 
 
-def _local(f: Fields, width: int, value: int) -> dict[str, int]:
-    """Heads and widths of sliding layers where they differ (MiMo-V2 style `swa_` fields)."""
-    names = {
-        "num_q_heads": "swa_num_attention_heads",
-        "num_kv_heads": "swa_num_key_value_heads",
-        "head_dim": "swa_head_dim",
-        "v_head_dim": "swa_v_head_dim",
-    }
-    return {ours: f.integer(theirs) for ours, theirs in names.items() if f.has(theirs)}
+# Heads and widths of sliding layers where they differ, as MiMo-V2 and Step 3.5 spell them.
+LOCAL = {
+    "num_q_heads": "swa_num_attention_heads",
+    "num_kv_heads": "swa_num_key_value_heads",
+    "head_dim": "swa_head_dim",
+    "v_head_dim": "swa_v_head_dim",
+}
+
+
+def _local(f: Fields) -> dict[str, int]:
+    found = {ours: f.integer(theirs) for ours, theirs in LOCAL.items() if f.has(theirs)}
+    if f.model_type == "mimo_v2_flash" and "num_kv_heads" not in found:
+        # The class knows no field: sliding layers have twice the heads.
+        found["num_kv_heads"] = 2 * f.integer("num_key_value_heads")
+    return found
 
 
 def query_heads(f: Fields, layers: int) -> list[int]:
-    if f.has("num_attention_heads_per_layer"):
-        return f.per_layer("num_attention_heads_per_layer", layers, low=1)
-    return f.per_layer("num_attention_heads", layers, low=1)
+    name = "num_attention_heads"
+    per_layer = f"{name}_per_layer"
+    heads = f.per_layer(per_layer if f.has(per_layer) else name, layers, low=1)
+    return layout.overridden(f, name, heads)
 
 
 def kv_heads(f: Fields, layers: int) -> list[int]:
@@ -164,11 +172,13 @@ def kv_heads(f: Fields, layers: int) -> list[int]:
         return [1] * layers if f.flag("multi_query", True) else heads
     if f.model_type == "chatglm" and not f.flag("multi_query_attention"):
         return heads
-    if f.has("num_key_value_heads_per_layer"):
-        return f.per_layer("num_key_value_heads_per_layer", layers, low=1)
-    if not f.has("num_key_value_heads"):
-        return heads
-    return f.per_layer("num_key_value_heads", layers, low=1)
+    name = "num_key_value_heads"
+    per_layer = f"{name}_per_layer"
+    if f.has(per_layer):
+        heads = f.per_layer(per_layer, layers, low=1)
+    elif f.has(name):
+        heads = f.per_layer(name, layers, low=1)
+    return layout.overridden(f, name, heads)
 
 
 def head_dim(f: Fields, heads: int) -> int:

@@ -51,10 +51,15 @@ def read_gemma4(f: Fields) -> ModelSpec:
     kinds[-1] = "full"
     shared = _shared(f, count)
     heads, kv = f.integer("num_attention_heads"), f.integer("num_key_value_heads")
-    local, wide = f.integer("head_dim"), f.integer("global_head_dim", f.integer("head_dim"))
+    local = f.integer("head_dim")
     diffusion = f.model_type == "diffusion_gemma_text"
     same = diffusion or f.flag("attention_k_eq_v", False)
+    wide = f.integer("global_head_dim", local)
     wide_kv = f.integer("num_global_key_value_heads", kv) if same else kv
+    full = kinds.index("full")
+    if f.mapping("per_layer_config"):
+        wide = layout.overridden(f, "head_dim", [local] * count)[full]
+        wide_kv = layout.overridden(f, "num_key_value_heads", [kv] * count)[full]
     window = f.integer("sliding_window", high=MAX_TOKENS)
     size, inputs = _per_layer_inputs(f, count, hidden)
     experts = diffusion or f.flag("enable_moe_block", False)

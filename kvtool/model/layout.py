@@ -211,6 +211,25 @@ def _member(numbers: Sequence[int], layers: int) -> list[bool]:
     return [i in found for i in range(layers)]
 
 
+def overridden(f: Fields, name: str, values: list[int]) -> list[int]:
+    """`values`, one per layer, with those that `per_layer_config` gives single layers.
+
+    transformers 5 writes the fields of layers that differ from the others into this section.
+    """
+    if not f.mapping("per_layer_config"):
+        return values
+    section, found = f.child("per_layer_config"), list(values)
+    for key in section.raw:
+        entry = section.child(key)
+        if not entry.has(name):
+            continue
+        if not str(key).isdecimal() or int(key) >= len(values):
+            section.fault(str(key), key, f"the number of one of the {len(values)} layers")
+            continue
+        found[int(key)] = entry.integer(name)
+    return found
+
+
 def max_context(f: Fields) -> int | None:
     """Tokens that the configuration says the model was made for; None where it does not say."""
     value = f.optional("max_position_embeddings", high=MAX_TOKENS)

@@ -137,15 +137,21 @@ def read_dots3(f: Fields) -> ModelSpec:
     kinds = _dots3_kinds(f, count)
     window = f.optional("sliding_window", high=MAX_TOKENS) or f.integer("sliding_window_size", 512)
     full = latent.latent_state(f, f.integer("num_attention_heads"))
-    nope = f.integer("swa_qk_nope_head_dim", 192)
-    rope = f.integer("swa_qk_rope_head_dim", f.integer("swa_head_dim", 256) - nope)
-    ranks = {"full": f.integer("kv_lora_rank"), "sliding": f.integer("swa_kv_lora_rank", 1024)}
+    first = kinds.index("sliding") if "sliding" in kinds else 0
+
+    def swa(name: str, default: int) -> int:
+        """A field of the sliding layers: `swa_NAME`, or that of the first in per_layer_config."""
+        return layout.overridden(f, name, [f.integer(f"swa_{name}", default)] * count)[first]
+
+    nope = swa("qk_nope_head_dim", 192)
+    rope = swa("qk_rope_head_dim", swa("head_dim", 256) - nope)
+    ranks = {"full": f.integer("kv_lora_rank"), "sliding": swa("kv_lora_rank", 1024)}
     local = Latent(
-        ranks["sliding"] + rope, f.integer("swa_num_attention_heads", 64), nope + rope,
-        f.integer("swa_v_head_dim", 128),
+        ranks["sliding"] + rope, swa("num_attention_heads", 64), nope + rope,
+        swa("v_head_dim", 128),
     )  # fmt: skip
     rotary = {"full": f.integer("qk_rope_head_dim"), "sliding": rope}
-    q_ranks = {"full": f.integer("q_lora_rank"), "sliding": f.integer("swa_q_lora_rank", 1024)}
+    q_ranks = {"full": f.integer("q_lora_rank"), "sliding": swa("q_lora_rank", 1024)}
     index = Index(f.integer("index_head_dim"))
 
     def layer(kind: str, sparse: bool) -> Layer:
