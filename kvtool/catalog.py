@@ -210,7 +210,7 @@ def make_card(raw: object, name: str, source: str, aliases: tuple[str, ...] = ()
 
 
 def import_card(path: str, name: str | None = None) -> ModelCard:
-    """A card made from the config.json at `path` (`-`: standard input); same errors as `load_model`."""
+    """A card made from the config.json at `path` (`-`: standard input); errors as `load_model`."""
     if path == "-":
         data, where, own = sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1), "standard input", "model"
     else:

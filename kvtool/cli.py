@@ -16,13 +16,17 @@ from kvtool.version import __version__
 # Verb -> (module, attribute); the attribute is a function or, for a group, a Typer app.
 COMMANDS = {
     "size": "kvtool.commands.size",
+    "simulate": "kvtool.commands.simulate",
+    "bench": "kvtool.commands.bench",
     "models": "kvtool.commands.models",
     "devices": "kvtool.commands.devices",
 }
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 # Typer carries click, or its own copy of it; the base of all complaints about arguments is this.
-_ArgumentError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+_ArgumentError: type[typer.BadParameter] = next(  # type: ignore[assignment]
+    c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
+)
 
 
 def build(verbs: Sequence[str]) -> typer.Typer:
@@ -96,7 +100,7 @@ def _run(args: list[str]) -> int:
         code = typer.main.get_command(build(verbs))(args, standalone_mode=False, prog_name="kvtool")
     except _ArgumentError as error:
         where = getattr(getattr(error, "ctx", None), "command_path", "kvtool")
-        message = error.format_message().splitlines()[0].rstrip(".")  # type: ignore[attr-defined]
+        message = error.format_message().splitlines()[0].rstrip(".")
         raise UsageError(message[:1].lower() + message[1:], f"see `{where} --help`") from None
     return code if isinstance(code, int) else 0
 

@@ -17,7 +17,7 @@ class KvtoolError(Exception):
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
-        self.faults = (message,)
+        self.faults: tuple[str, ...] = (message,)
         self.hint = hint
 
     @classmethod

@@ -59,7 +59,7 @@ def explain(case: Case, row: dict[str, Any]) -> list[Line]:
                 row["cache_bytes"],
             )
         )
-    return lines + [*_engine(row)] + [*_weights(case, row)] + [*_pool(case, row)]
+    return [*lines, *_engine(row), *_weights(case, row), *_pool(case, row)]
 
 
 def _format(row: dict[str, Any], case: Case) -> KVFormat:

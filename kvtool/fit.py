@@ -1,9 +1,9 @@
-"""One row of `size`: what a model keeps, what its weights take, whether it fits; and the inverse."""
+"""One row of `size`: what a model keeps, what its weights take, whether it fits; the inverse."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvtool import kvcache
@@ -28,8 +28,8 @@ class Case:
     context_tokens: int
     batch_size: int = 1
     engine: Engine | None = None
-    deployment: Deployment = Deployment()
-    budget: Budget = Budget()
+    deployment: Deployment = field(default_factory=Deployment)
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +211,9 @@ def _reserved(case: Case, reserve: Reserve) -> dict[str, Any]:
         "cluster_bytes": reserve.cluster_bytes,
         **_estimate("loaded_bytes", reserve.loaded_bytes),
         "block_size": reserve.block_size,
-        **_estimate("pool_bytes", pool and pool.pool_bytes),
-        **_estimate("num_blocks", pool and pool.num_blocks),
-        **_estimate("pool_tokens", pool and pool.pool_tokens),
+        **_estimate("pool_bytes", pool.pool_bytes if pool else None),
+        **_estimate("num_blocks", pool.num_blocks if pool else None),
+        **_estimate("pool_tokens", pool.pool_tokens if pool else None),
         "max_concurrency": pool and pool.max_concurrency,
         "max_concurrency_low": pool and pool.max_concurrency_low,
         "max_concurrency_high": pool and pool.max_concurrency_high,
@@ -300,8 +300,9 @@ def solve(case: Case, what: str) -> Case:
     key = "max_context_tokens" if what == "ctx" else "max_batch_size"
     found = row[key]
     if found is None:
+        sought = "context" if what == "ctx" else "batch"
         raise KvtoolError(
-            f"memory sets no bound on the {'context' if what == 'ctx' else 'batch'} of {case.model.name}",
+            f"memory sets no bound on the {sought} of {case.model.name}",
             "its cache does not grow, or its weights are not known",
         )
     if found == 0:

@@ -38,6 +38,8 @@ ORDER = (
     "benchmark",
     "report",
     "api",
+    "api_simulate",
+    "api_bench",
     "commands",
     "cli",
 )

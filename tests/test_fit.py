@@ -29,8 +29,8 @@ def row(*args, **more):
 
 
 def test_a_row_has_every_key_of_the_contract():
-    assert KEYS <= set(row("llama-3-70b", ctx="32k"))
-    assert KEYS <= set(row("llama-3-70b", ctx="32k", gpu="h100", gpus=8, engine="vllm"))
+    assert set(row("llama-3-70b", ctx="32k")) >= KEYS
+    assert set(row("llama-3-70b", ctx="32k", gpu="h100", gpus=8, engine="vllm")) >= KEYS
 
 
 def test_the_first_command_of_the_readme():

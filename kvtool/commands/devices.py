@@ -14,6 +14,8 @@ EXAMPLES = """Examples:
 
   kvtool devices --search mi3 --json"""
 
+RATES = ("bf16", "fp8", "fp4")
+
 
 def devices(
     search: Annotated[
@@ -42,11 +44,11 @@ def devices(
                 "memory_usable_bytes": spec.memory_usable_bytes,
                 "memory_nominal_bytes": spec.memory_nominal_bytes,
                 "bandwidth_bytes_per_s": spec.bandwidth_bytes_per_s,
-                **{f"{dtype}_flops_per_s": spec.peak_flops_per_s.get(dtype) for dtype in ("bf16", "fp8", "fp4")},
+                **{f"{d}_flops_per_s": spec.peak_flops_per_s.get(d) for d in RATES},
                 "aliases": list(spec.aliases),
                 "sources": dict(spec.sources),
             }
-        )  # fmt: skip
+        )
     columns = (
         "device",
         "memory_usable_bytes",
@@ -55,4 +57,5 @@ def devices(
         "bf16_flops_per_s",
         "fp8_flops_per_s",
     )
-    show(Report("devices", {"search": search}, rows), chosen, view(columns, f"{len(rows)} devices"), output)  # fmt: skip
+    report = Report("devices", {"search": search}, rows)
+    show(report, chosen, view(columns, f"{len(rows)} devices"), output)

@@ -29,7 +29,8 @@ def size(
         list[str],
         typer.Argument(
             metavar="MODEL..",
-            help="A card or alias, a config.json or its folder, a .gguf file, - (stdin), hf:org/name.",
+            help="A card or alias, a config.json or its folder, a .gguf file, - (stdin) or"
+            " hf:org/name.",
             autocompletion=complete_model,
         ),
     ],

@@ -220,7 +220,7 @@ class Fields:
     def number(self, name: str, default: Any = _MISSING) -> float:
         def accept(value: object) -> float | None:
             plain = isinstance(value, int | float) and not isinstance(value, bool)
-            return float(value) if plain and abs(value) < 1e9 else None  # type: ignore[arg-type, operator]
+            return float(value) if plain and abs(value) < 1e9 else None  # type: ignore[arg-type]
 
         found: float = self._get(name, default, "a number", accept, 1.0)
         return found

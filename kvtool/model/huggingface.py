@@ -1,4 +1,4 @@
-"""From a raw `config.json` to a ModelSpec: find the text model, choose its reader, check the rest."""
+"""From a raw `config.json` to a ModelSpec: find the text model, choose its reader, check it."""
 
 from __future__ import annotations
 

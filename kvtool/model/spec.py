@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from typing import Literal
 
@@ -243,7 +244,7 @@ def stages(layers: Sequence[Layer], pp: int) -> list[Sequence[Layer]]:
     for i in range(rest):
         sizes[-2 - i] += 1
     cuts = [sum(sizes[:i]) for i in range(pp + 1)]
-    return [layers[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [layers[a:b] for a, b in pairwise(cuts)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ def choose_format(fmt: str | None, as_json: bool, output: str | None) -> str:
         suffix = Path(output).suffix.lower() if output and output != "-" else ""
         return _SUFFIXES.get(suffix, "table")
     if fmt not in FORMATS:
-        raise UsageError(f"no format named '{fmt}'", did_you_mean(fmt, FORMATS, f"formats: {', '.join(FORMATS)}"))  # fmt: skip
+        known = f"formats: {', '.join(FORMATS)}"
+        raise UsageError(f"no format named '{fmt}'", did_you_mean(fmt, FORMATS, known))
     return fmt
 
 

@@ -199,9 +199,8 @@ def _split(rows: list[Row]) -> tuple[list[str], list[Column]]:
         values = {cell(row) for row in rows}
         if len(values) > 1:
             columns.append((header, cell))
-        elif text := said(values.pop()):
-            if text != "logical":
-                constant.append(text)
+        elif (text := said(values.pop())) and text != "logical":
+            constant.append(text)
     reserved = any(row["engine"] != "logical" for row in rows)
     columns.append(("B/token", lambda r: f"{r['bytes_per_token']:,}"))
     columns.append(("sequence GiB", lambda r: format_gib(r["sequence_bytes"])))
