@@ -49,7 +49,7 @@ class Vllm:
         device = budget.device if budget else None
         settings = settle(model, context_tokens, deployment, self.release, device)
         found = entries(model, settings.rules, _extra_layers(model, deployment))
-        plan = Plan(layout(found, settings.rules), settings.rules)
+        plan = Plan.of(layout(found, settings.rules), settings.rules)
         loaded = [
             loaded_bytes(model, deployment, self.release, stage)
             for stage in range(deployment.parallel.pp)
@@ -121,7 +121,7 @@ def _pool(
     pools = [
         plan.pool(available(total, terms), None, batch_size, stage, terms)
         for stage, terms in enumerate(_terms(model, settings, deployment))
-        if plan.layout.bytes_per_block(stage)
+        if plan.block_bytes[stage]
     ]
     return min(pools, key=lambda pool: pool.num_blocks.value, default=None)
 

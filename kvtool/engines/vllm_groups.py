@@ -38,7 +38,8 @@ class TableGroup:
         return sum(entry.spec.page_bytes for entry in self.entries if entry.stage == stage)
 
     def blocks(self, rules: Rules) -> int:
-        return max(entry.spec.blocks(rules) for entry in self.entries)
+        """Blocks of one request: the same for all entries, which share block size and tokens."""
+        return self.spec.blocks(rules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,19 +25,24 @@ TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A layout under its rules. `stage` is the pipeline stage whose block is largest."""
+    """A layout under its rules. `stage` is the pipeline stage whose block is largest, `block_bytes`
+    are those of a block on the devices of every stage."""
 
     layout: Layout
     rules: Rules
+    block_bytes: tuple[int, ...]
+    stage: int
 
-    @property
-    def stage(self) -> int:
-        return max(range(self.rules.parallel.pp), key=self.layout.bytes_per_block)
+    @classmethod
+    def of(cls, layout: Layout, rules: Rules) -> Plan:
+        ranks = range(rules.parallel.pp)
+        block_bytes = tuple(layout.bytes_per_block(stage) for stage in ranks)
+        return cls(layout, rules, block_bytes, max(ranks, key=block_bytes.__getitem__))
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of a block on the devices that hold most."""
-        return self.layout.bytes_per_block(self.stage)
+        return self.block_bytes[self.stage]
 
     @property
     def blocks_per_request(self) -> int:
@@ -50,9 +55,7 @@ class Plan:
     @property
     def cluster_request_bytes(self) -> int:
         """Bytes of a request over all ranks: each stage's own blocks on each tensor rank."""
-        parallel = self.rules.parallel
-        blocks = sum(self.layout.bytes_per_block(stage) for stage in range(parallel.pp))
-        return self.blocks_per_request * blocks * parallel.tp
+        return self.blocks_per_request * sum(self.block_bytes) * self.rules.parallel.tp
 
     @property
     def block_size(self) -> int:
@@ -145,7 +148,7 @@ class Plan:
 
         The stage with the largest block stands for all where none is named.
         """
-        block = self.layout.bytes_per_block(self.stage if stage is None else stage)
+        block = self.block_bytes[self.stage if stage is None else stage]
         if num_blocks is not None:
             blocks = Estimate.exact(num_blocks)
             pool_bytes = Estimate.exact(num_blocks * block)

@@ -8,7 +8,7 @@ attention blocks) of the vLLM releases in `vllm_releases`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -127,18 +127,18 @@ def entries(model: ModelSpec, rules: Rules, extra: Sequence[Layer]) -> list[Entr
     Attention blocks are raised until a page holds a recurrent state of the model, and the states
     padded to that page.
     """
-    found = [
-        Entry(stage, spec, states)
-        for stage, layers in enumerate(stages(model.layers, rules.parallel.pp))
-        for layer in layers
-        for spec, states in _layer_specs(model, layer, rules)
-    ]
+    made: dict[int, list[tuple[Spec, tuple[State, ...]]]] = {}
+
+    def of(stage: int, layers: Iterable[Layer]) -> Iterator[Entry]:
+        for layer in layers:
+            if id(layer) not in made:
+                made[id(layer)] = list(_layer_specs(model, layer, rules))
+            yield from (Entry(stage, spec, states) for spec, states in made[id(layer)])
+
+    parts = stages(model.layers, rules.parallel.pp)
+    found = [entry for stage, layers in enumerate(parts) for entry in of(stage, layers)]
     raised = _raised_block(found, rules)
-    found += [
-        Entry(rules.parallel.pp - 1, spec, states)
-        for layer in extra
-        for spec, states in _layer_specs(model, layer, rules)
-    ]
+    found += of(rules.parallel.pp - 1, extra)
     return found if raised is None else [_on_block(entry, *raised, rules) for entry in found]
 
 

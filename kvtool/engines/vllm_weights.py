@@ -74,8 +74,11 @@ def _tensors(model: ModelSpec, loading: Loading, stage: int) -> Iterator[int]:
     """Bytes of every tensor on a device of a stage, rotary tables included."""
     parts = stage_layers(model, loading.deployment)
     first = sum(map(len, parts[:stage]))
+    made: dict[int, tuple[int, ...]] = {}
     for i, layer in enumerate(parts[stage]):
-        yield from _layer_tensors(layer, f"model.layers.{first + i}", loading)
+        if id(layer) not in made or loading.scheme is not None:
+            made[id(layer)] = tuple(_layer_tensors(layer, f"model.layers.{first + i}", loading))
+        yield from made[id(layer)]
     for weight in _ends(model, stage, len(parts) - 1):
         yield _vocab_bytes(weight, model, loading)
     for table in _rotary(model):
