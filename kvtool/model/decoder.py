@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from kvtool.model import blocks, layout
 from kvtool.model.extras import extra_weights
@@ -148,9 +149,12 @@ LOCAL = {
 }
 
 
+MIMO_V2 = ("mimo_v2_flash", "mimo_v2")
+
+
 def _local(f: Fields) -> dict[str, int]:
     found = {ours: f.integer(theirs) for ours, theirs in LOCAL.items() if f.has(theirs)}
-    if f.model_type == "mimo_v2_flash" and "num_kv_heads" not in found:
+    if f.model_type in MIMO_V2 and "num_kv_heads" not in found:
         # The class knows no field: sliding layers have twice the heads.
         found["num_kv_heads"] = 2 * f.integer("num_key_value_heads")
     return found
@@ -272,7 +276,7 @@ def attention_weights(
 
 def _has_sinks(f: Fields, state: Attention) -> bool:
     """MiMo-V2 has sinks on sliding layers only, unless its configuration says otherwise."""
-    if f.model_type != "mimo_v2_flash":
+    if f.model_type not in MIMO_V2:
         return True
     sliding = state.kind == "sliding"
     return f.flag("add_swa_attention_sink_bias" if sliding else "add_full_attention_sink_bias", sliding)  # fmt: skip
@@ -325,7 +329,7 @@ def moe(f: Fields, style: Style, hidden: int) -> tuple[Weight, ...]:
         f.integer("num_experts", high=65_536),
         f.integer("num_experts_per_tok", high=65_536),
         bias=style.expert_bias,
-        router_bias=style.router_bias,
+        router_bias=_flag(f, style.router_bias),
     )
     shared = shared_size(f, inner) if style.shared else 0
     if style.shared == "llama4":
@@ -339,6 +343,14 @@ def moe(f: Fields, style: Style, hidden: int) -> tuple[Weight, ...]:
     return weights
 
 
+def renamed(f: Fields, raw: dict[str, Any], model_type: str = "") -> Fields:
+    """The same section under other names: `raw` in place of the published fields."""
+    kind = model_type or f.model_type
+    twin = Fields(raw, f.where, model_type=kind, path=f.path, faults=f.faults, used=f.used)
+    twin.dtype = f.dtype
+    return twin
+
+
 def shared_size(f: Fields, inner: int) -> int:
     """Width of the experts that every token uses, side by side; 0 for none."""
     for name in ("shared_expert_intermediate_size", "share_expert_dim", "shared_intermediate_size"):
@@ -346,5 +358,6 @@ def shared_size(f: Fields, inner: int) -> int:
             return f.integer(name, low=0)
     for name in ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"):  # fmt: skip
         if f.has(name):
-            return f.integer(name, low=0, high=1024) * inner
+            width = f.optional("moe_shared_expert_intermediate_size") or inner
+            return f.integer(name, low=0, high=1024) * width
     return 0

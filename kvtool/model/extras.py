@@ -46,12 +46,30 @@ def _voxtral(f: Fields, state: Attention, hidden: int, sparse: bool) -> tuple[We
     )
 
 
-# Source: the modeling code of transformers 5.24.
+def _telechat(f: Fields, state: Attention, hidden: int, sparse: bool) -> tuple[Weight, ...]:
+    """A bias behind the down projection alone."""
+    return (Weight("mlp.down_proj.bias", "mlp", (hidden,)),)
+
+
+def _arctic(f: Fields, state: Attention, hidden: int, sparse: bool) -> tuple[Weight, ...]:
+    """On layers with experts a plain MLP as wide as the hidden size, with a norm of its own."""
+    if not sparse:
+        return ()
+    return (
+        *blocks.mlp(hidden, hidden, name="residual_mlp"),
+        *blocks.norm("residual_layernorm", hidden),
+    )
+
+
+# Source: the modeling code of transformers 5.24; for TeleChat2 and Arctic their own.
 EXTRAS: dict[str, Extra] = {
+    "arctic": _arctic,
     "bitnet": _bitnet,
     "diffllama": _diffllama,
     "doge": _doge,
     "beam": _beam,
+    "telechat": _telechat,
+    "telechat2": _telechat,
     "voxtral_realtime_text": _voxtral,
 }
 

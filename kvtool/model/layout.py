@@ -69,8 +69,8 @@ def layer_kinds(
     sliding); else `rule` does, as the class would: `full`, `sliding` (all), `switch` (sliding from
     max_window_layers on), `even` (sliding on layers 0, 2, ..), `period:P` (full on every P-th layer),
     `first:P` (full on the first of each P), `backward:P` (full on the last layer and every P-th
-    before it), `period_last:P` (as `period:P`, the last layer too), `flint`, `chunked` (where
-    layers use rotary positions). A kind that is not `allowed`, because the family has no such
+    before it), `period_last:P` (as `period:P`, the last layer too), `flint`, `listed` (a list of
+    windows), `chunked` (where layers use rotary positions). A kind that is not `allowed`, because the family has no such
     layers, is a fault.
     """
     listed = listed_types(f, layers)
@@ -117,6 +117,8 @@ def _by_rule(f: Fields, layers: int, rule: Rule) -> list[str]:
         return ["sliding" if (layers - 1 - i) % int(argument) else "full" for i in range(layers)]
     if name == "flint":
         return ["full" if i < 2 or i % 4 == 1 or i == layers - 1 else "sliding" for i in range(layers)]  # fmt: skip
+    if name == "listed":
+        return _listed_windows(f, layers)
     if name == "even":
         return ["full" if i % 2 else "sliding" for i in range(layers)]
     if name == "chunked":
@@ -140,6 +142,18 @@ def periodic(f: Fields, layers: int, period: int) -> list[str]:
             return ["sliding" if pattern[i % len(pattern)] == "L" else "full" for i in range(layers)]  # fmt: skip
         period = f.integer(name)
     return ["sliding" if (i + 1) % period else "full" for i in range(layers)]
+
+
+def _listed_windows(f: Fields, layers: int) -> list[str]:
+    """Sliding layers as a period or a list of windows says; a fault where neither stands."""
+    if f.has("sliding_window_pattern"):
+        return periodic(f, layers, 1)
+    windows = f.raw.get("interleaved_sliding_window")
+    f.used.add(f"{f.path}interleaved_sliding_window")
+    if not isinstance(windows, list) or len(windows) != layers:
+        f.lacks("layer_types", "no schedule of the sliding layers")
+        return ["full"] * layers
+    return ["sliding" if entry else "full" for entry in windows]
 
 
 def rotary_layers(f: Fields, layers: int) -> list[bool]:
@@ -191,6 +205,9 @@ def _chosen(f: Fields, layers: int, dense: int) -> list[bool]:
         period = f.integer("expert_layer_period")
         offset = f.integer("expert_layer_offset", 0, low=0)
         return [i % period == offset for i in range(layers)]
+    if f.has("moe_layer_frequency"):
+        period = f.integer("moe_layer_frequency")
+        return [(i + 1) % period == 0 for i in range(layers)]
     if f.has("moe_layer_start_index"):
         return _range(f, layers)
     first = next((f.integer(name, low=0) for name in DENSE_FIRST if f.has(name)), dense)

@@ -40,7 +40,7 @@ def read_renamed(f: Fields) -> ModelSpec:
         flat["swa_num_attention_heads"] = section.integer("num_attention_heads")
         flat["swa_num_key_value_heads"] = section.integer("num_attention_groups")
         flat["swa_head_dim"] = section.integer("head_dim")
-    named = _renamed(f, flat)
+    named = decoder.renamed(f, flat)
     spec = decoder.read(named, STYLES[SAME_AS.get(f.model_type, f.model_type)])
     hidden = spec.hidden_size
     if f.model_type == "gpt_neox_japanese":
@@ -182,7 +182,7 @@ def read_dbrx(f: Fields) -> ModelSpec:
         for theirs, ours in names.items():
             if section.has(theirs):
                 flat[ours] = section.integer(theirs)
-    return decoder.read(_renamed(f, flat), replace(STYLES["dbrx"], norms=2))
+    return decoder.read(decoder.renamed(f, flat), replace(STYLES["dbrx"], norms=2))
 
 
 def read_mpt(f: Fields) -> ModelSpec:
@@ -195,10 +195,4 @@ def read_mpt(f: Fields) -> ModelSpec:
         flat["num_key_value_heads"] = attention.integer("kv_n_heads")
     if not f.flag("no_bias", True):
         style = replace(style, qkv_bias=True, o_bias=True, mlp_bias=True, norm_bias=True)
-    return decoder.read(_renamed(f, flat), style)
-
-
-def _renamed(f: Fields, raw: dict[str, Any]) -> Fields:
-    twin = Fields(raw, f.where, model_type=f.model_type, path=f.path, faults=f.faults, used=f.used)
-    twin.dtype = f.dtype
-    return twin
+    return decoder.read(decoder.renamed(f, flat), style)

@@ -42,7 +42,7 @@ class Style:
     inner: int = 0
     positions: int | None = None
     expert_bias: bool = False
-    router_bias: bool = False
+    router_bias: bool | str = False
     shared_gate: bool = False
     shared: str = ""
     dense: int = 0
@@ -71,7 +71,13 @@ STYLES: dict[str, Style] = {
     "xverse": PLAIN,
     "orion": replace(PLAIN, norm_bias=True),
     "minicpm": PLAIN,
-    "telechat2": PLAIN,
+    "telechat2": replace(PLAIN, o_bias=True),
+    "telechat3": LLAMA,
+    "teleflm": LLAMA,
+    "step1": LLAMA,
+    "skywork": LLAMA,
+    "plamo3": replace(PLAIN, norms=4, qk_norm="head", rule="listed"),
+    "pangu_embedded": replace(PLAIN, qkv_bias="bias", o_bias="bias"),
     "mimo": replace(PLAIN, qkv_bias=True),
     "qwen": replace(PLAIN, qkv_bias=True),
     "chatglm": replace(PLAIN, qkv_bias="add_qkv_bias"),
@@ -211,6 +217,11 @@ STYLES: dict[str, Style] = {
     ),
     "mellum": replace(QWEN3, rule="full"),
     "exaone_moe": replace(PLAIN, qk_norm="head", rule="period:4", shared="gated"),
+    "bailing_moe": replace(
+        PLAIN, qkv_bias="use_qkv_bias", o_bias="use_bias", mlp_bias="use_bias", qk_norm="head",
+        qk_norm_flag="use_qk_norm", shared="gated", router_bias="moe_router_enable_expert_bias",
+    ),
+    "arctic": PLAIN,
     "solar_open": replace(
         PLAIN, qkv_bias="attention_bias", qk_norm="head", qk_norm_flag="use_qk_norm",
         shared="gated",
@@ -250,6 +261,22 @@ SAME_AS = {
     "minicpmv": "qwen2",
     "molmo": "qwen2",
     "deepseek_vl": "llama",
+    "telechat": "telechat2",
+    "bailing_moe_v2": "bailing_moe",
+    "param2moe": "bailing_moe",
+    "hunyuan": "hunyuan_v1_moe",
+    "mimo_v2": "mimo_v2_flash",
+    "dots_ocr": "qwen2",
+    "kimi_audio": "qwen2",
+    "minicpmo": "qwen2",
+    "keye": "qwen3",
+    "Keye": "qwen3",
+    "KeyeVL1_5": "qwen3",
+    "isaac": "qwen3",
+    "phi3_v": "phi3",
+    "phi4-siglip": "phi3",
+    "stablelm_epoch": "stablelm",
+    "PanguEmbedded": "pangu_embedded",
     "phi4mm": "phi3",
     "phi4_multimodal": "phi3",
     "mistral3": "mistral",
