@@ -4,7 +4,8 @@ A few query rows meet a long cache, so a program per (sequence, kv head) would l
 GPU idle. The plan cuts every sequence into items of about equal tiles; an item is a run of
 segments, each a part of one document, and the query is turned once per segment. Each item leaves
 its acc / l_i and its log-sum-exp, and a second kernel merges them; a batch whose sequences are
-one item each skips both. Source: Flash-Decoding, Stanford CRFM, October 2023; LazyAttention,
+one item each skips both. The second launch overlaps the end of the first where the device can
+(programmatic dependent launch). Source: Flash-Decoding, Stanford CRFM, October 2023; LazyAttention,
 arXiv 2606.04302, section 3.2 (there without a split).
 """
 
@@ -57,7 +58,8 @@ def decode_kernel(
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
     INTERLEAVED: tl.constexpr, FACTOR: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
-    HEAD_SCALES: tl.constexpr, DOCUMENTS: tl.constexpr, QUERY_TURN: tl.constexpr,
+    HEAD_SCALES: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
+    DOCUMENTS: tl.constexpr, QUERY_TURN: tl.constexpr, PDL: tl.constexpr,
     KEY_TURN: tl.constexpr, SINGLE: tl.constexpr, ONE_QUERY: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -67,6 +69,8 @@ def decode_kernel(
     """
     index = tl.program_id(0)
     hk = tl.program_id(1)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     item = items_ptr + index * 8
     b = tl.load(item)
     queries = tl.load(item + 3)
@@ -105,6 +109,8 @@ def decode_kernel(
         count = tl.load(item + 6)
     if not QUERY_TURN:
         q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
+        if FP8:
+            q = q.to(tl.float16)
     for j in tl.range(0, count, num_stages=1):
         segment = first + j
         row0 = tl.load(segments_ptr + segment * 4)
@@ -124,7 +130,8 @@ def decode_kernel(
             x = tl.load(q_at + d[None, :], mask=inside, other=0.0)
             other_d = partner_of(d, R, D, INTERLEAVED)
             other = tl.load(q_at + other_d[None, :], mask=inside, other=0.0)
-            q = turned(x, other, c, s, FACTOR, R, d[None, :]).to(q_ptr.dtype.element_ty)
+            q = turned(x, other, c, s, FACTOR, R, d[None, :])
+            q = q.to(tl.float16 if FP8 else q_ptr.dtype.element_ty)
         if KEY_TURN == 1:
             doc_c = tl.load(doc_rows_ptr + segment * (2 * D) + d, mask=d < D, other=0.0)
             doc_s = tl.load(doc_rows_ptr + segment * (2 * D) + D + d, mask=d < D, other=0.0)
@@ -135,8 +142,10 @@ def decode_kernel(
             acc, l_i, m_i, q, k_head, v_head, table, key_rows, doc_c, doc_s,
             b, hk, row0, 0, tokens, offset, q_pos, slope, window, scale_h, stride_kb, stride_kn,
             D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, True, CAUSAL, WINDOW, ALIBI,
-            KEY_TURN, False, STAGES, PRECISION,
+            KEY_TURN, False, PACKED, STAGES, PRECISION,
         )  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     sink = tl.zeros([BLOCK_M], tl.float32)
     if SINGLE:
         if SINKS:
@@ -156,12 +165,15 @@ def merge_kernel(
     part_ptr, lse_ptr, o_ptr, first_ptr, queries_ptr, sinks_ptr, max_queries,
     stride_ob, stride_ot, stride_oh,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    SINKS: tl.constexpr, BLOCK_I: tl.constexpr,
+    SINKS: tl.constexpr, BLOCK_I: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """o of one query row: its items' parts weighted by exp2(log-sum-exp - maximum)."""
     b = tl.program_id(0)
     h = tl.program_id(1)
     t = tl.program_id(2)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     first = tl.load(first_ptr + b)
     last = tl.load(first_ptr + b + 1)
     last = tl.where(t < tl.load(queries_ptr + b), last, first)
@@ -202,7 +214,7 @@ def decode(call: Call, plan: Plan, o: Tensor) -> None:
     block_m, block_n, stages, warps = tables.config
     arguments, _ = common_arguments(call, plan, o, block_n)
     items, rows = tables.items.shape[0], call.query_tokens * call.group_size
-    single = tables.first_items is None
+    single, pdl = tables.first_items is None, _overlaps(call)
     part = o if single else o.new_empty(
         (items, call.num_kv_heads, rows, call.head_dim), dtype=torch.float32
     )  # fmt: skip
@@ -220,6 +232,8 @@ def decode(call: Call, plan: Plan, o: Tensor) -> None:
         STAGES=stages,
         num_warps=warps,
         num_stages=stages,
+        PDL=pdl,
+        launch_pdl=pdl,
         maxnreg=MAX_REGISTERS,
         enable_fp_fusion=True,
     )
@@ -239,5 +253,12 @@ def decode(call: Call, plan: Plan, o: Tensor) -> None:
             DP=arguments["DP"],
             SINKS=call.sinks is not None,
             BLOCK_I=16,
+            PDL=pdl,
+            launch_pdl=pdl,
             num_warps=4,
         )
+
+
+def _overlaps(call: Call) -> bool:
+    """Devices where a kernel may be launched while the one before it ends: sm_90 and later."""
+    return call.q.is_cuda and torch.cuda.get_device_capability(call.q.device) >= (9, 0)

@@ -24,8 +24,8 @@ from kvtool.kernels.tiles import attend, finish, partner_of, row_offsets, turned
 CONFIGS = {
     16: (64, 64, 2, 4),
     32: (64, 64, 2, 4),
-    64: (128, 128, 3, 8),
-    128: (128, 128, 2, 8),
+    64: (128, 64, 3, 4),
+    128: (64, 64, 3, 4),
     256: (128, 64, 2, 8),
 }
 """BLOCK_M, BLOCK_N, stages, warps per padded head_dim, for 16-bit queries."""
@@ -53,7 +53,7 @@ def turn_queries(
     A tile turned in registers would spill the accumulator; a few rows at a time do not, and the
     output rows, which nobody else touches, hold the tile until it is loaded as a whole.
     """
-    ROWS: tl.constexpr = 16
+    ROWS: tl.constexpr = 32
     d = tl.arange(0, DP)
     other_d = partner_of(d, R, D, INTERLEAVED)
     dims = d < D
@@ -91,7 +91,8 @@ def prefill_kernel(
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
     INTERLEAVED: tl.constexpr, FACTOR: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
-    HEAD_SCALES: tl.constexpr, DOCUMENTS: tl.constexpr, QUERY_TURN: tl.constexpr,
+    HEAD_SCALES: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
+    DOCUMENTS: tl.constexpr, QUERY_TURN: tl.constexpr,
     KEY_TURN: tl.constexpr, LSE: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -139,17 +140,25 @@ def prefill_kernel(
     acc = tl.zeros([BLOCK_M, DP], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    first = tl.load(item + 5)
+    first = 0
     count = 1
     if DOCUMENTS:
+        first = tl.load(item + 5)
         count = tl.load(item + 6)
     if not QUERY_TURN:
         q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
+        if FP8:
+            q = q.to(tl.float16)
     for j in tl.range(0, count, num_stages=1):
         segment = first + j
-        row0 = tl.load(segments_ptr + segment * 4)
-        length = tl.load(segments_ptr + segment * 4 + 1)
-        offset = tl.load(segments_ptr + segment * 4 + 2)
+        if DOCUMENTS:
+            row0 = tl.load(segments_ptr + segment * 4)
+            length = tl.load(segments_ptr + segment * 4 + 1)
+            offset = tl.load(segments_ptr + segment * 4 + 2)
+        else:
+            row0 = 0
+            length = tl.load(item + 7)
+            offset = 0
         doc_c = tl.zeros([DP], tl.float32)
         doc_s = tl.zeros([DP], tl.float32)
         if KEY_TURN == 1:
@@ -163,6 +172,8 @@ def prefill_kernel(
                 G, D, DP, R, INTERLEAVED, FACTOR, KEY_TURN, BLOCK_M,
             )  # fmt: skip
             q = tl.load(o_at + d[None, :], mask=inside, other=0.0)
+            if FP8:
+                q = q.to(tl.float16)
         hi = length
         full = length // BLOCK_N * BLOCK_N
         lo = 0
@@ -177,13 +188,13 @@ def prefill_kernel(
                 acc, l_i, m_i, q, k_head, v_head, table, key_rows_ptr, doc_c, doc_s,
                 b, hk, row0, lo, full, offset, q_pos, slope, window, scale_h, stride_kb, stride_kn,
                 D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, False, CAUSAL, WINDOW, ALIBI,
-                KEY_TURN, TMA, STAGES, PRECISION,
+                KEY_TURN, TMA, PACKED, STAGES, PRECISION,
             )  # fmt: skip
         acc, l_i, m_i = attend(
             acc, l_i, m_i, q, k_head, v_head, table, key_rows_ptr, doc_c, doc_s,
             b, hk, row0, full, hi, offset, q_pos, slope, window, scale_h, stride_kb, stride_kn,
             D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, True, CAUSAL, WINDOW, ALIBI,
-            KEY_TURN, TMA, STAGES, PRECISION,
+            KEY_TURN, TMA, PACKED, STAGES, PRECISION,
         )  # fmt: skip
     o, lse = finish(acc, l_i, m_i, sink, v_scale_h, SINKS)
     o_at = o_ptr + row_offsets(b, t, h, stride_ob, stride_ot, stride_oh)[:, None]

@@ -23,7 +23,8 @@ class Tables:
 
     phase: "prefill" or "decode".  config: tile sizes, stages and warps of the launch.
     items: [n, 8] int32, one program each (and one per kv head in decode): sequence, kv head,
-      first row, queries, position of the first query, first segment, segments.
+      first row, queries, position of the first query, first segment, segments, and in prefill
+      the tokens of the first.
     segments: [m, 4] int32: first key row, tokens, position of the first token, and its index
       within the document.
     query_rows: rotation rows of queries, [B, T, 2, D] by position in prefill, [m, T, 2, D] by
@@ -81,6 +82,7 @@ def common_arguments(
     tma = tables.phase == "prefill" and turn == 0 and _tma_applies(call, dim)
     head_scales = isinstance(call.k_scale, Tensor) or isinstance(call.v_scale, Tensor)
     k_scale, v_scale = _scales(call, head_scales)
+    fp8 = call.k.dtype in FP8_DTYPES and call.q.dtype != torch.float32
     unused = call.q
     arguments = {
         "q_ptr": call.q,
@@ -122,6 +124,8 @@ def common_arguments(
         "ALIBI": call.alibi_slopes is not None,
         "SINKS": call.sinks is not None,
         "HEAD_SCALES": head_scales,
+        "FP8": fp8,
+        "PACKED": fp8 and _converts_pairs(call),
         "DOCUMENTS": call.doc_lens is not None,
         "QUERY_TURN": call.rope is not None,
         "KEY_TURN": turn,
@@ -140,6 +144,11 @@ def _scales(call: Call, head_scales: bool) -> tuple[float | Tensor, float | Tens
         else call.q.new_full((call.num_kv_heads,), s, dtype=torch.float32)
         for s in (call.k_scale, call.v_scale)
     )  # type: ignore[return-value]
+
+
+def _converts_pairs(call: Call) -> bool:
+    """Devices with an instruction from two fp8 values to two float16: sm_89 and later."""
+    return call.q.is_cuda and torch.cuda.get_device_capability(call.q.device) >= (8, 9)
 
 
 def _tma_applies(call: Call, dim: int) -> bool:

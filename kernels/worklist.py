@@ -53,6 +53,7 @@ def prefill_tables(call: Call, plan: Plan, config: tuple[int, int, int, int]) ->
         item = np.zeros((len(first_row), 8), dtype=np.int32)
         item[:, 0], item[:, 2], item[:, 3], item[:, 4] = b, first_row, queries, start
         item[:, 5], item[:, 6] = len(segments), len(documents)
+        item[:, 7] = documents[0].length
         segments += [(d.row, d.length, d.offset, 0) for d in documents]
         last = start + np.minimum((first_row + block_m - 1) // group, queries - 1)
         first = start + first_row // group

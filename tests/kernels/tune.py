@@ -25,22 +25,14 @@ from kvtool.kernels.rope import from_parameters
 L2_BYTES = 60 << 20
 ROPE = from_parameters(128, {"rope_theta": 500000.0})
 PREFILL = {
-    64: [(128, 128, 3, 8), (128, 128, 2, 8), (128, 64, 3, 4), (128, 64, 4, 4), (128, 128, 2, 4)],
-    128: [(128, 128, 2, 8), (128, 64, 3, 8), (128, 64, 2, 8), (64, 128, 2, 4), (64, 64, 3, 4)],
+    64: [(128, 64, 3, 4), (64, 64, 4, 4), (128, 64, 2, 4), (64, 128, 3, 4)],
+    128: [(64, 64, 3, 4), (64, 64, 2, 4), (64, 64, 4, 4)],
+    256: [(128, 64, 2, 8), (64, 32, 3, 4), (64, 64, 2, 4)],
 }
-DECODE = [
-    (64, 5, 4, 128, 3),
-    (64, 5, 4, 128, 4),
-    (64, 5, 4, 128, 6),
-    (64, 4, 4, 168, 3),
-    (64, 3, 4, 128, 4),
-    (32, 6, 4, 128, 4),
-    (32, 6, 4, 96, 5),
-    (128, 3, 4, 168, 3),
-    (128, 3, 8, 128, 2),
-    (128, 5, 4, 168, 1),
-    (64, 6, 2, 168, 3),
-]
+"""BLOCK_M, BLOCK_N, stages, warps."""
+DECODE = [(64, 3, 4, 128, 4), (128, 3, 8, 128, 2), (32, 6, 4, 128, 4), (64, 4, 4, 168, 3)]
+FP8 = [(64, 3, 4, 128, 4), (128, 3, 4, 128, 3), (128, 3, 4, 168, 3), (128, 3, 8, 128, 2),
+       (64, 5, 4, 128, 4), (64, 4, 4, 128, 4)]  # fmt: skip
 """BLOCK_N, stages, warps, registers, programs per multiprocessor."""
 SHAPES = [(1, 4096), (1, 32768), (1, 131072), (8, 8192), (32, 4096), (64, 8192)]
 
@@ -77,16 +69,13 @@ def int32(values: Any) -> torch.Tensor:
 
 def prefill_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     for dim, configs in PREFILL.items():
+        heads = 2048 // dim
         for causal in (True, False):
             for tokens in (2048, 8192, 16384):
-                heads = 2048 // dim
-                for kv_heads, some in ((heads, configs), (heads // 4, configs[:1])):
-                    for config in some:
-                        yield (
-                            "prefill",
-                            {"dim": dim, "causal": causal, "tokens": tokens, "heads": (heads, kv_heads),
-                                 "config": config},
-                        )  # fmt: skip
+                shape = {"dim": dim, "causal": causal, "tokens": tokens}
+                yield "prefill", shape | {"heads": (heads, heads // 4), "config": configs[0]}
+                for config in configs:
+                    yield "prefill", shape | {"heads": (heads, heads), "config": config}
 
 
 def run_prefill(case: dict[str, Any], only_compile: bool) -> dict[str, Any]:
@@ -128,34 +117,16 @@ def relative(o: torch.Tensor, expected: torch.Tensor) -> float:
 def decode_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     for shape in SHAPES:
         for config in DECODE:
-            yield "decode", {"shape": shape, "config": config, "docs": 0, "fp8": False}
-        for config in DECODE[:4]:
-            for docs in (512, 4096):
-                yield "decode", {"shape": shape, "config": config, "docs": docs, "fp8": False}
-    for config in (*DECODE[:4], (128, 5, 4, 168, 3), (128, 4, 8, 128, 2), (128, 5, 8, 128, 2)):
-        for shape in SHAPES[-2:]:
+            for docs in (0, 512, 1024, 4096):
+                case = {"shape": shape, "config": config, "docs": docs, "fp8": False}
+                if config in DECODE[:2] or not docs:
+                    yield "decode", case
+    for shape in SHAPES[-2:]:
+        for config in FP8:
             yield "decode", {"shape": shape, "config": config, "docs": 0, "fp8": True}
-    for shape in SHAPES[1:]:
-        yield (
-            "decode",
-            {
-                "shape": shape,
-                "config": DECODE[0],
-                "docs": 1024,
-                "fp8": False,
-                "variant": "rotate-k",
-            },
-        )
-    yield (
-        "decode",
-        {
-            "shape": (1, 32768),
-            "config": DECODE[0],
-            "docs": 1024,
-            "fp8": False,
-            "variant": "unsplit",
-        },
-    )
+    for variant in ("rotate-k", "rematerialise", "merge", "unsplit"):
+        case = {"shape": (1, 32768), "config": DECODE[0], "docs": 1024, "fp8": False}
+        yield "decode", case | {"variant": variant}
 
 
 def run_decode(case: dict[str, Any], only_compile: bool) -> dict[str, Any]:
@@ -187,7 +158,7 @@ def run_decode(case: dict[str, Any], only_compile: bool) -> dict[str, Any]:
     if only_compile:
         return {}
     calls = [
-        lambda c=c: kernel.attention(q, c[0], c[1], **options, block_table=c[2], plan=replace(plan))
+        lambda c=c: kernel.attention(q, c[0], c[1], **options, block_table=c[2], plan=plan)
         for c in caches
     ] * max(1, 12 // sets)
     seconds = graph_seconds(calls)
@@ -201,21 +172,17 @@ def run_decode(case: dict[str, Any], only_compile: bool) -> dict[str, Any]:
         "error": error,
         "us": seconds * 1e6,
         "tb_per_s": cache_bytes / seconds / 1e12,
-        "items": plan.tables.items.shape[0],
     }
 
 
 def lazy_prefill_cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    for docs, count in ((0, 0), (4096, 5), (512, 40), (128, 160), (64, 160), (32, 160)):
-        for variant in ("rotate-q", "rotate-k") if docs else (None,):
-            for block in (16, 0):
-                if docs or not block:
-                    yield (
-                        "lazy_prefill",
-                        {"docs": docs, "count": count, "variant": variant, "block": block},
-                    )
-                else:
-                    yield "lazy_prefill", {"docs": 0, "count": 0, "variant": None, "block": block}
+    documents = ((0, 0), (4096, 5), (512, 40), (128, 160), (64, 160), (32, 160))
+    for config in (*PREFILL[128], (128, 64, 3, 8), (128, 128, 2, 8)):
+        for docs, count in documents if config == PREFILL[128][0] else documents[:3]:
+            for variant in ("rotate-q", "rotate-k") if docs else (None,):
+                for block in (16, 0):
+                    case = {"docs": docs, "count": count, "variant": variant, "block": block}
+                    yield "lazy_prefill", case | {"config": config}
 
 
 def run_lazy_prefill(case: dict[str, Any], only_compile: bool) -> dict[str, Any]:
@@ -235,7 +202,7 @@ def run_lazy_prefill(case: dict[str, Any], only_compile: bool) -> dict[str, Any]
         offsets = [sum(lens[:i]) for i in range(len(lens))]
         options |= {"doc_lens": int32([lens]), "doc_offsets": int32([offsets]), "rope": ROPE}
         options["variant"] = case["variant"]
-    flash_prefill.CONFIGS[128] = PREFILL[128][0]
+    flash_prefill.CONFIGS[128] = case["config"]
     kernel = load("lazy" if case["docs"] else "flash")
     plan = kernel.plan(q, k, v, **options)
     kernel.attention(q, k, v, **options, plan=plan)
@@ -252,11 +219,13 @@ RUN = {"prefill": run_prefill, "decode": run_decode, "lazy_prefill": run_lazy_pr
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--groups", default="prefill,decode,lazy_prefill")
+    parser.add_argument("--match", default="", help="only cases whose text holds this")
     parser.add_argument("--compile", help="I/N: compile this share and exit")
     parser.add_argument("--out", type=Path, default=Path("tune.jsonl"))
     args = parser.parse_args()
     every = [*prefill_cases(), *decode_cases(), *lazy_prefill_cases()]
-    cases = [(group, case) for group, case in every if group in args.groups.split(",")]
+    wanted = args.groups.split(",")
+    cases = [(g, case) for g, case in every if g in wanted and args.match in str(case)]
     if args.compile:
         share, shares = map(int, args.compile.split("/"))
         cases = cases[share::shares]
