@@ -90,8 +90,9 @@ def settle(
         kv=kv,
         block_size=_integer(given, "block_size", _block_size(model, kv, device)),
         in_flight=batched * _batches(given, deployment, release),
+        retained=_retained(model, given, deployment, release),
         encoder_tokens=encoder or encoder_tokens(model, deployment.encoder_tokens),
-        hybrid=not given.get("disable_hybrid_kv_cache_manager", False),
+        hybrid=_hybrid(model, given, deployment),
         mode=mode,
         speculative_tokens=_integer(given, "num_speculative_tokens", 0),
         checkpoints=int(
@@ -150,6 +151,29 @@ def _batches(given: Mapping[str, object], deployment: Deployment, release: Relea
     if not release.batches_in_flight:
         return 1
     return deployment.parallel.pp + bool(given.get("async_scheduling", True))
+
+
+def _retained(
+    model: ModelSpec, given: Mapping[str, object], deployment: Deployment, release: Release
+) -> int:
+    """Tokens a window keeps for several MTP modules in a row, which read ahead one each (0.33)."""
+    tokens = _integer(given, "num_speculative_tokens", 0)
+    modules = len(model.mtp_layers) if deployment.mtp else 0
+    return tokens - 1 if release.batches_in_flight and min(modules, tokens) > 1 else 0
+
+
+def _hybrid(model: ModelSpec, given: Mapping[str, object], deployment: Deployment) -> bool:
+    """Whether windows and chunks free what they passed: not when switched off, nor for chunks
+    with a drafter. UsageError for windows under decode-context parallelism, which vLLM lacks."""
+    kinds = {state.kind for state in model.states()}
+    if "sliding" in kinds and deployment.parallel.dcp > 1:
+        raise UsageError(
+            f"vLLM has no decode-context parallelism for the sliding windows of {model.name}",
+            "leave --dcp at 1",
+        )
+    drafted = deployment.draft is not None or (deployment.mtp and bool(model.mtp_layers))
+    off = given.get("disable_hybrid_kv_cache_manager", False)
+    return not off and not (drafted and "chunked" in kinds)
 
 
 def _kv(model: ModelSpec, deployment: Deployment) -> tuple[KVFormat, tuple[str, ...]]:

@@ -41,9 +41,10 @@ SPARSE_LATENT_WIDTH = 576
 class Rules:
     """The settings that decide specifications and blocks, with every default filled in.
 
-    `in_flight` tokens extend a window or chunk; `block_size` is the attention block before it is
-    raised for recurrent layers; `checkpoints` are blocks a recurrent layer keeps beside its
-    running ones in align mode, `block_multiple` what its attention block is a multiple of.
+    `in_flight` tokens extend a window or chunk, `retained` ones a window alone. `block_size` is the
+    attention block before it is raised for recurrent layers. `checkpoints` are blocks a recurrent
+    layer keeps beside its running ones in align mode, `block_multiple` what its attention block is
+    a multiple of.
     """
 
     release: Release
@@ -52,6 +53,7 @@ class Rules:
     kv: KVFormat
     block_size: int
     in_flight: int
+    retained: int
     encoder_tokens: int
     hybrid: bool
     mode: Mode
@@ -91,7 +93,7 @@ class Spec:
         """Tokens for which a request of the rules' context holds rows on this device."""
         context = rules.context_tokens
         if self.kind == "sliding":
-            return min((self.limit or 0) - 1 + rules.in_flight, context)
+            return min((self.limit or 0) - 1 + rules.retained + rules.in_flight, context)
         if self.kind == "chunked":
             return min((self.limit or 0) + rules.in_flight, context)
         if self.kind == "cross":

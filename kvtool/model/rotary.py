@@ -6,7 +6,7 @@ base and scaling. How many rows a table has is the engine's rule; what decides i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,14 +39,24 @@ class Rotary:
     sections: bool = False
 
 
-def read_rotary(f: Fields, positions: int | None, widths: Mapping[str, int]) -> tuple[Rotary, ...]:
-    """The distinct tables of a model; none where it has no rotary positions.
-
-    `widths` are head widths by kind of layer: full, sliding, or latent (its rotary part alone).
-    """
+def read_rotary(f: Fields, states: Iterable[object], positions: int | None) -> tuple[Rotary, ...]:
+    """The distinct tables of the layers that keep `states`; none without rotary positions."""
     if positions is None or f.model_type in WITHOUT or f.flag("alibi", False):
         return ()
-    return tuple(dict.fromkeys(_tables(f, positions, widths)))
+    return tuple(dict.fromkeys(_tables(f, positions, _widths(f, states))))
+
+
+def _widths(f: Fields, states: Iterable[object]) -> dict[str, int]:
+    """Head widths by kind of layer: full, sliding, chunked, or latent (its rotary part alone)."""
+    from kvtool.model.spec import Attention, Latent
+
+    widths: dict[str, int] = {}
+    for state in states:
+        if isinstance(state, Latent):
+            widths["latent"] = f.integer("qk_rope_head_dim", 0, low=0)
+        elif isinstance(state, Attention) and state.kind != "cross":
+            widths[state.kind] = state.head_dim
+    return {kind: width for kind, width in widths.items() if width}
 
 
 def _tables(f: Fields, positions: int, widths: Mapping[str, int]) -> Iterator[Rotary]:
