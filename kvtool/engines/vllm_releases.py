@@ -139,7 +139,8 @@ def find_release(version: str | None) -> tuple[str, Release]:
     '0.21.0'
     """
     text = NEWEST if version is None else version.strip().removeprefix("v")
-    parts = re.fullmatch(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[-.+a-z][\w.+-]{0,40})?", text)
+    suffix = r"(?:(?:a|b|rc|\.post|\.dev|\+)[\w.]{1,40})?"
+    parts = re.fullmatch(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?" + suffix, text)
     if parts is None:
         raise UsageError(f"'{version}' is not a vLLM version", "write vllm@0.22.1")
     number = tuple(int(part or 0) for part in parts.groups())

@@ -71,7 +71,7 @@ def test_options_may_be_spelled_as_flags() -> None:
     assert found.block_size == 32
 
 
-@pytest.mark.parametrize("version", ["0.3.0", "one", "0", "1.2.x", ""])
+@pytest.mark.parametrize("version", ["0.3.0", "one", "0", "1.2.x", "1.2.3.4", ""])
 def test_a_version_without_rules_is_refused(version: str) -> None:
     with pytest.raises(UsageError):
         engines.load("vllm", version)
