@@ -214,6 +214,6 @@ def with_kv_heads(model: ModelSpec, variant: str) -> ModelSpec | None:
 
     if not any(isinstance(state, Attention | Latent) for state in model.states()):
         return None
-    twins = {layer: None for layer in model.layers}
+    twins = dict.fromkeys(model.layers)
     made = {layer: replace(layer, states=tuple(map(twin, layer.states))) for layer in twins}
     return replace(model, layers=tuple(made[layer] for layer in model.layers))

@@ -48,7 +48,7 @@ def models(
     chosen = choose_format(fmt, as_json, output)
     found = [row for row in _rows(search) if attention is None or attention in row["attention"]]
     inputs = {"attention": attention, "search": search}
-    columns = ("model", "model_type", "attention", "layers", "bytes_per_token", "context", "params")
+    columns = ("model", "attention", "bytes_per_token", "context", "params")
     show(Report("models", inputs, found), chosen, view(columns, f"{len(found)} models"), output)
 
 
@@ -56,8 +56,8 @@ def _rows(search: str | None) -> list[dict[str, Any]]:
     """A row per card whose name or alias contains `search`."""
     from kvtool import kvcache
     from kvtool.catalog import card_names, load_card
-    from kvtool.fit import kv_of
     from kvtool.engines.base import Deployment
+    from kvtool.fit import kv_of
     from kvtool.model.weights import parameters
 
     rows = []

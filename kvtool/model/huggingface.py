@@ -33,6 +33,7 @@ from kvtool.model.fields import (
     section_defaults,
     section_type,
 )
+from kvtool.model.rotary import read_rotary
 from kvtool.model.spec import ModelSpec
 from kvtool.model.styles import SAME_AS, STYLES
 
@@ -92,11 +93,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(encdec.BARTS, encdec.read_bart),
     **dict.fromkeys(encdec.LONG_BARTS, encdec.read_long_bart),
     **dict.fromkeys(("mllama", "mllama_text_model"), crossvision.read_mllama),
-    **dict.fromkeys(
-        ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "mpnet", "nomic_bert",
-         "modernbert", "deberta", "deberta-v2", "albert", "camembert"),
-        encoders.read_encoder,
-    ),
+    **dict.fromkeys(encoders.ENCODERS, encoders.read_encoder),
     "jetmoe": experts.read_jetmoe,
     **dict.fromkeys(("muse_spark", "muse_spark_text"), experts.read_muse_spark),
     "ernie4_5_vl_moe_text": experts.read_ernie_vl,
@@ -153,6 +150,7 @@ def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]
     dtype, notes = _dtype(root, text)
     text.dtype = dtype
     spec = _with_towers(_read(reader, text), root)
+    rotary = read_rotary(text, spec.states(), spec.max_context)
     root.raise_faults()
     return (
         replace(
@@ -160,6 +158,7 @@ def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]
             name=name,
             model_type=root.model_type or text.model_type,
             dtype=dtype,
+            rotary=rotary,
             quantization=_quantization(root, text),
             notes=spec.notes + notes,
         ),

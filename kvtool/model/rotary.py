@@ -7,10 +7,10 @@ base and scaling. How many rows a table has is the engine's rule; what decides i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kvtool.model.fields import Fields
+from kvtool.model.spec import Attention, Latent, Rotary
 
 # Types whose attention has no rotary positions: learned, ALiBi, relative, or none at all.
 WITHOUT = frozenset(
@@ -19,24 +19,6 @@ WITHOUT = frozenset(
      "nemotron_h", "opt", "pegasus", "roberta", "rwkv", "rwkv5", "rwkv6", "rwkv7", "t5", "umt5",
      "whisper", "xglm")
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Rotary:
-    """A table: `width` rotated elements of a head, for a model made for `positions` positions.
-
-    `scaling` is default, linear, dynamic, yarn, llama3, longrope, ..; `factor` stretches, from
-    `original` positions where the scaling counts from those. `sections` marks positions in
-    several dimensions (time, height, width), `theta` the base of the angles.
-    """
-
-    width: int
-    positions: int
-    theta: float | None = None
-    scaling: str = "default"
-    factor: float = 1.0
-    original: int | None = None
-    sections: bool = False
 
 
 def read_rotary(f: Fields, states: Iterable[object], positions: int | None) -> tuple[Rotary, ...]:
@@ -48,8 +30,6 @@ def read_rotary(f: Fields, states: Iterable[object], positions: int | None) -> t
 
 def _widths(f: Fields, states: Iterable[object]) -> dict[str, int]:
     """Head widths by kind of layer: full, sliding, chunked, or latent (its rotary part alone)."""
-    from kvtool.model.spec import Attention, Latent
-
     widths: dict[str, int] = {}
     for state in states:
         if isinstance(state, Latent):

@@ -223,6 +223,24 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class Rotary:
+    """A table: `width` rotated elements of a head, for a model made for `positions` positions.
+
+    `scaling` is default, linear, dynamic, yarn, llama3, longrope, ..; `factor` stretches, from
+    `original` positions where the scaling counts from those. `sections` marks positions in
+    several dimensions (time, height, width), `theta` the base of the angles.
+    """
+
+    width: int
+    positions: int
+    theta: float | None = None
+    scaling: str = "default"
+    factor: float = 1.0
+    original: int | None = None
+    sections: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """What a layer keeps per sequence, and its parameters."""
 
@@ -270,6 +288,7 @@ class ModelSpec:
     encoder: tuple[Weight, ...] = ()
     mtp_layers: tuple[Layer, ...] = ()
     encoder_tokens: int | None = None
+    rotary: tuple[Rotary, ...] = ()
     quantization: dict[str, object] | None = None
     stored_bytes: int | None = None
     weights_known: bool = True

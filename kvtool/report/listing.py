@@ -24,7 +24,8 @@ _SHOWN: dict[str, tuple[str, Callable[[object], str]]] = {
     "bf16_flops_per_s": ("bf16 TFLOP/s", lambda v: f"{v / 1e12:,.0f}"),  # type: ignore[operator]
     "fp8_flops_per_s": ("fp8 TFLOP/s", lambda v: f"{v / 1e12:,.0f}"),  # type: ignore[operator]
 }
-_TEXT = {"model", "model_type", "attention", "device"}
+_NAMES = {"model", "device"}
+_TEXT = {"model_type", "attention", *_NAMES}
 
 
 def view(columns: Sequence[str], title: str) -> Callable[[Report], list[RenderableType]]:
@@ -35,9 +36,11 @@ def view(columns: Sequence[str], title: str) -> Callable[[Report], list[Renderab
 
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for name in columns:
-            side = "left" if name in _TEXT else "right"
             header = _SHOWN.get(name, (name, str))[0]
-            table.add_column(header, justify=side, overflow="fold")  # type: ignore[arg-type]
+            if name in _TEXT:
+                table.add_column(header, overflow="fold", no_wrap=name in _NAMES)
+            else:
+                table.add_column(header, justify="right", no_wrap=True)
         for row in report.results:
             table.add_row(*(_cell(name, row[name]) for name in columns))
         return [table, f"[dim]{title}[/]"]
