@@ -139,7 +139,7 @@ def find_release(version: str | None) -> tuple[str, Release]:
     '0.21.0'
     """
     text = NEWEST if version is None else version.strip().removeprefix("v")
-    suffix = r"(?:(?:a|b|rc|\.post|\.dev|\+)[\w.]{1,40})?"
+    suffix = r"(?:(?:a|b|rc|\.post|\.dev|\+)[\w.+]{1,40})?"
     parts = re.fullmatch(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?" + suffix, text)
     if parts is None:
         raise UsageError(f"'{version}' is not a vLLM version", "write vllm@0.22.1")
