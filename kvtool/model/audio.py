@@ -5,7 +5,7 @@ Counts equal those of transformers 5.24 on the meta device.
 
 from __future__ import annotations
 
-from kvtool.model.counting import dense, flat, mlp2, size, stack
+from kvtool.model.counting import Unstated, dense, extents, flat, fraction, mlp2, size, stack
 from kvtool.model.fields import Fields
 from kvtool.model.spec import Weight
 
@@ -36,7 +36,10 @@ def whisper(f: Fields, name: str) -> tuple[Weight, ...]:
 
 
 def glmasr(f: Fields, name: str) -> tuple[Weight, ...]:
-    """Whisper's layers with rotary positions."""
+    """Whisper's layers with rotary positions; not where heads share keys, which none does."""
+    heads = size(f, "num_attention_heads")
+    if f.integer("num_key_value_heads", heads) != heads:
+        raise Unstated("num_key_value_heads")
     rest = _convolutions(f) + 2 * size(f, *WIDTH)
     return (*_whisper_layers(f, name, k_bias=False), *flat(name, rest))
 
@@ -85,7 +88,7 @@ def gemma4(f: Fields, name: str) -> tuple[Weight, ...]:
     attention = 5 * width * width + head
     convolution = 3 * width * width + width * size(f, "conv_kernel_size") + 2 * width
     layer = 2 * feed_forward + attention + convolution + 3 * width
-    first, second = (f.integers("subsampling_conv_channels") or [1, 1])[:2]
+    first, second = extents(f, "subsampling_conv_channels")
     strided = 9 * first + first + 9 * first * second + second
     rest = strided + width * (first // 4) * second + dense(out, width)
     return (*stack(f"{name}.layers", size(f, "num_hidden_layers"), layer), *flat(name, rest))
@@ -109,8 +112,25 @@ def phi4(f: Fields, name: str) -> tuple[Weight, ...]:
     halvings = size(f, "time_reduction").bit_length() - 1
     for _ in range(halvings):
         spectrum = (spectrum + 1) // 2
-    strided = halvings * dense(channels, 9) + (halvings - 1) * dense(channels, channels)
+    strided = halvings * dense(channels, 9) + max(0, halvings - 1) * dense(channels, channels)
     buckets = size(f, "bias_max_distance") * (1 if f.flag("bias_symmetric") else 2)
     table = buckets * size(f, "num_attention_heads")
     rest = strided + dense(width, channels * spectrum) + table
     return (*stack(f"{name}.layers", size(f, "num_blocks"), layer), *flat(name, rest))
+
+
+def muse(f: Fields, name: str) -> tuple[Weight, ...]:
+    """Stages of patches, each wider than the last, and convolutional blocks with an MLP."""
+    widths = f.integers("hidden_sizes", low=1) or []
+    frames = f.integers("patch_sizes", low=1) or []
+    depths = f.integers("depths") or []
+    if not widths or not len(widths) == len(frames) == len(depths):
+        raise Unstated("hidden_sizes")
+    ratio, kernel = fraction(f, "mlp_ratio", 4.0, high=64.0), size(f, "conv_kernel_size")
+    total, before = 0, 1
+    for width, patch, depth in zip(widths, frames, depths, strict=True):
+        block = dense(width, kernel) + width + mlp2(width, int(width * ratio), width)
+        total += dense(width, patch * before) + width + depth * block
+        before = width
+    out = size(f, "out_hidden_size")
+    return flat(name, total + before + dense(out, before) + out)

@@ -60,6 +60,15 @@ def size(f: Fields, *names: str, low: int = 1) -> int:
     return f.integer(name, low=low)
 
 
+def fraction(f: Fields, name: str, default: float | None = None, *, high: float = 1.0) -> float:
+    """A ratio of two sizes, at least 0.01 and at most `high`."""
+    value = f.number(name) if default is None else f.number(name, default)
+    if not 0.01 <= value <= high:
+        f.fault(name, value, f"a number from 0.01 to {high:g}")
+        return 1.0
+    return value
+
+
 def extents(f: Fields, name: str) -> list[int]:
     """Height and width, given as a pair or as one number for both."""
     value = f.raw.get(name, f.defaults.get(name))

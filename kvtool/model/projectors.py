@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from kvtool.model.counting import dense, extents, listed, mlp2, size
-from kvtool.model.fields import Fields
+from kvtool.model.counting import dense, extents, fraction, listed, mlp2, size
+from kvtool.model.fields import Fields, as_integer
 
 Projector = Callable[[Fields, Fields, int], int]
 
@@ -116,7 +116,7 @@ def minimax(owner: Fields, f: Fields, hidden: int) -> int:
 
 def shuffled(owner: Fields, width: int) -> int:
     """Width of a token made of the patches that `downsample_ratio` joins."""
-    return int(width * int(1 / owner.number("downsample_ratio", 0.5)) ** 2)
+    return width * int(1 / fraction(owner, "downsample_ratio", 0.5)) ** 2
 
 
 def internvl(owner: Fields, f: Fields, hidden: int) -> int:
@@ -135,6 +135,28 @@ def nemotron(owner: Fields, f: Fields, hidden: int) -> int:
 
 def mllama(owner: Fields, f: Fields, hidden: int) -> int:
     return dense(hidden, size(f, "vision_output_dim"))
+
+
+def aria(owner: Fields, f: Fields, hidden: int) -> int:
+    """Learnt queries that attend to the patches, a norm and an MLP."""
+    width = size(f, "hidden_size")
+    table = owner.mapping("projector_patch_to_query_dict")
+    queries = max((n for v in table.values() if (n := as_integer(v))), default=256)
+    attention = 3 * width * width + 4 * dense(width, width) + dense(width, width) + 4 * width
+    mlp = width * hidden + hidden * hidden
+    return queries * width + attention + 2 * width + mlp
+
+
+def cosmos(owner: Fields, f: Fields, hidden: int) -> int:
+    width = size(f, "hidden_size")
+    joined = width * size(f, "spatial_merge_size") ** 2
+    return 2 * width + mlp2(joined, size(owner, "projector_hidden_size"), hidden)
+
+
+def muse(owner: Fields, f: Fields, hidden: int) -> int:
+    """An adapter over the patches of a token, and a projection."""
+    inner = size(owner, "projector_hidden_size")
+    return mlp2(size(owner, "out_hidden_size"), inner, inner, bias=False) + inner * hidden
 
 
 def matrix(name: str) -> Projector:
@@ -220,12 +242,16 @@ PROJECTORS: dict[str, dict[str, Projector]] = {
         **dict.fromkeys(
             ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen3_vl", "qwen3_vl_moe",
              "qwen3_omni_moe_thinker", "qwen3_5", "qwen3_5_moe", "exaone4_5", "glm4v", "glm4v_moe",
-             "glm46v", "glm_ocr", "glm5_next"),
+             "glm46v", "glmga", "glm_ocr", "glm5_next", "hy_v4_vl", "inkling2", "inkling2_loop",
+             "cosmos3_omni"),
             none,
         ),
         "hyperclovax_vision_v2": hyperclovax,
         **dict.fromkeys(("kimi_k25", "kimi_vl"), kimi),
         "step3p7": step,
+        "aria": aria,
+        "cosmos3_edge": cosmos,
+        **dict.fromkeys(("muse_glimmer", "muse_spark"), muse),
         "ernie4_5_vl_moe": ernie,
         "minimax_m3_vl": minimax,
         **dict.fromkeys(("internvl", "qianfan_ocr", "internvl_chat"), internvl),
@@ -240,7 +266,7 @@ PROJECTORS: dict[str, dict[str, Projector]] = {
         "minicpmv": minicpmv,
     },
     "audio_config": {
-        **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), none),
+        **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "muse_spark"), none),
         "gemma4": matrix("output_proj_dims"),
         "gemma4_unified": matrix("audio_embed_dim"),
         "phi4_multimodal": phi4_audio,

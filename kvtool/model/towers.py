@@ -40,6 +40,7 @@ TOWERS: dict[str, Tower] = {
     "gemma4_audio": audio.gemma4,
     "gemma4_unified_audio": audio.gemma4_unified,
     "phi4_multimodal_audio": audio.phi4,
+    "muse_spark_audio": audio.muse,
     "qwen2_5_omni_talker": speech.talker,
     "qwen2_5_omni_token2wav": speech.token2wav,
 }
@@ -57,7 +58,7 @@ SECTIONS = (
 WITHOUT_SECTION = {"molmo": "vision tower", "fuyu": "vision_embed_tokens"}
 
 # The release of MiniCPM-V whose code the formula follows.
-MINICPMV = 2.6
+MINICPMV = "2.6"
 
 
 def towers(root: Fields, hidden: int) -> tuple[tuple[Weight, ...], tuple[str, ...]]:
@@ -80,7 +81,7 @@ def towers(root: Fields, hidden: int) -> tuple[tuple[Weight, ...], tuple[str, ..
             found = None
         weights += found or ()
         unknown += (f"{root.path}{name}",) if found is None else ()
-    if isinstance(root.raw.get("thinker_config"), Mapping):
+    if not root.path and isinstance(root.raw.get("thinker_config"), Mapping):
         thinker = root.child("thinker_config", model_type=f"{root.model_type}_thinker")
         inner, missing = towers(thinker, hidden)
         return weights + inner, unknown + missing
@@ -112,4 +113,7 @@ def _part(root: Fields, name: str, hidden: int) -> tuple[Weight, ...] | None:
 
 def _is_other_release(root: Fields) -> bool:
     """Whether the model is another release than the one whose code the formula follows."""
-    return root.model_type == "minicpmv" and root.number("version", 0.0) != MINICPMV
+    if root.model_type != "minicpmv":
+        return False
+    root.used.add("version")
+    return str(root.raw.get("version")) != MINICPMV

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from kvtool.model.counting import Unstated, dense, extents, flat, mlp2, size, stack
+from kvtool.model.counting import Unstated, dense, extents, flat, fraction, mlp2, size, stack
 from kvtool.model.fields import Fields
 from kvtool.model.spec import Weight
 
@@ -28,17 +28,17 @@ def none(f: Fields) -> int:
 class Vit:
     """How a type of vision transformer is built.
 
-    `inner` is the field that holds the width of the MLPs, or their ratio to the width of the tower.
-    A flag is a truth, or the name of the field that decides it. Norms are counted in rows of the
-    width, 2 with a shift and 1 without: `norm` is one of the `norms` of a block, `ends` the sum
-    over those before and after the blocks. `qk_norm` normalises queries and keys over the width,
-    `head_norm` over each head; `scales` counts vectors of layer scale; `grouped` reads KV heads
-    and a width per head. `positions` counts learnt positions, `class_token` adds a token and its
-    position, `tail` counts the elements of everything else.
+    `inner` names the fields that may hold the width of the MLPs; a ratio among them decides where
+    no other is stated. A flag is a truth, or the name of the field that decides it. Norms are
+    counted in rows of the width, 2 with a shift and 1 without: `norm` is one of the `norms` of a
+    block, `ends` the sum over those before and after the blocks. `qk_norm` normalises queries and
+    keys over the width, `head_norm` over each head; `scales` counts vectors of layer scale;
+    `grouped` reads KV heads and a width per head. `positions` counts learnt positions,
+    `class_token` adds a token and its position, `tail` counts the elements of everything else.
     """
 
     width: tuple[str, ...] = ("hidden_size",)
-    inner: str = "intermediate_size"
+    inner: tuple[str, ...] = ("intermediate_size", "vt_intermediate_size")
     norm: int = 2
     norms: int = 2
     ends: int = 2
@@ -63,9 +63,10 @@ def vit(v: Vit, f: Fields, name: str) -> tuple[Weight, ...]:
     Raises Unstated when a size is neither in the section nor in its class.
     """
     width = size(f, *v.width)
-    inner = int(width * _ratio(f)) if v.inner == RATIO else size(f, v.inner, "vt_intermediate_size")
+    inner = _inner(f, v, width)
     channels = f.integer("num_channels", f.integer("in_channels", 3))
-    patch = channels * f.integer("temporal_patch_size", 1) * prod(extents(f, "patch_size"))
+    frames = f.integer("temporal_patch_size", f.integer("patch_temporal", 1))
+    patch = channels * frames * prod(extents(f, "patch_size"))
     rows = v.ends + v.positions(f) + (2 if v.class_token else 0)
     rest = dense(width, patch, v.patch_bias) + rows * width + v.tail(f)
     if _holds(f, v.pooling_head):
@@ -74,11 +75,14 @@ def vit(v: Vit, f: Fields, name: str) -> tuple[Weight, ...]:
     return (*stack(f"{name}.layers", layers, _block(f, v, width, inner)), *flat(name, rest))
 
 
-def _ratio(f: Fields) -> float:
-    """Width of the MLP over the width of the tower."""
+def _inner(f: Fields, v: Vit, width: int) -> int:
+    """Width of the MLPs."""
+    sizes = [name for name in v.inner if name != RATIO]
+    if RATIO not in v.inner or any(f.raw.get(name) is not None for name in sizes):
+        return size(f, *sizes)
     if not f.has(RATIO):
         raise Unstated(RATIO)
-    return f.number(RATIO)
+    return int(width * fraction(f, RATIO, high=64.0))
 
 
 def _holds(f: Fields, flag: bool | str) -> bool:

@@ -22,6 +22,10 @@ def kimi_positions(f: Fields) -> int:
     return height * size(f, "init_pos_emb_width", "pos_emb_width")
 
 
+def hy4_positions(f: Fields) -> int:
+    return (size(f, "max_image_size") // size(f, "patch_size")) ** 2 + 1
+
+
 def radio_positions(f: Fields) -> int:
     return (size(f, "max_img_size") // size(f, "patch_size")) ** 2
 
@@ -102,6 +106,20 @@ def minicpm_tail(f: Fields) -> int:
     return 4 * dense(width, width) + 2 * width + 2 * joined + mlp2(joined, inner, width)
 
 
+def inkling2_tail(f: Fields) -> int:
+    """An MLP over the patches of a token."""
+    joined = size(f, "hidden_size") * size(f, "spatial_merge_size") ** 2
+    inner, bias = size(f, "projection_hidden_dim"), f.flag("projector_bias")
+    return mlp2(joined, inner, size(f, "text_hidden_size"), bias)
+
+
+def hy4_tail(f: Fields) -> int:
+    """A norm, a strided convolution, a projection, a token that ends a row of patches."""
+    width, out = size(f, "hidden_size"), size(f, "out_hidden_size")
+    joined = width * size(f, "spatial_merge_size") ** 2
+    return width + mlp2(joined, joined, out) + out
+
+
 def mllama_tail(f: Fields) -> int:
     """Global layers with two gates each; position tables of tiles by aspect ratio, gated too."""
     width, inner = size(f, "hidden_size"), size(f, "intermediate_size")
@@ -128,7 +146,7 @@ def gemma4_unified(f: Fields, name: str) -> tuple[Weight, ...]:
 
 SIGLIP = Vit(positions=patches)
 GLM = Vit(
-    inner="out_hidden_size", norm=1, ends=0, gated=True, qkv_bias="attention_bias",
+    inner=("out_hidden_size",), norm=1, ends=0, gated=True, qkv_bias="attention_bias",
     out_bias=False, mlp_bias=False, positions=patches, tail=glm4v_tail,
 )  # fmt: skip
 GLM_OCR = Vit(
@@ -146,6 +164,7 @@ VITS: dict[str, Vit] = {
     ),
     "siglip_vision_model": Vit(positions=patches, pooling_head="vision_use_head"),
     "siglip2_vision_model": Vit(positions=named("num_patches"), pooling_head="vision_use_head"),
+    "cosmos3_edge_vision": Vit(positions=named("num_patches")),
     "siglip": SIGLIP,  # MiniCPM-V: remote code, without the pooling head
     "phi4_multimodal_vision": Vit(positions=patches, pooling_head=True),
     **dict.fromkeys(("idefics3_vision", "smolvlm_vision", "paddleocr_vl_vision"), SIGLIP),
@@ -159,7 +178,7 @@ VITS: dict[str, Vit] = {
         mlp_bias=False,
     ),
     "qwen2_vl_vision": Vit(
-        width=("embed_dim",), inner=RATIO, ends=0, patch_bias=False, tail=qwen2_tail
+        width=("embed_dim",), inner=(RATIO,), ends=0, patch_bias=False, tail=qwen2_tail
     ),
     **dict.fromkeys(("qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"), QWEN2_5),
     "exaone4_5_vision": replace(QWEN2_5, grouped=True),
@@ -176,16 +195,25 @@ VITS: dict[str, Vit] = {
         qkv_bias=False, out_bias=False, mlp_bias=False,
         positions=lambda f: 2 * size(f, "position_embedding_size"),
     ),
+    "hy_v4_vl_vision": Vit(ends=0, positions=hy4_positions, tail=hy4_tail),
+    "inkling2_vision": Vit(
+        inner=("intermediate_size", RATIO), scales=2, patch_bias=False, class_token=True,
+        positions=lambda f: size(f, "posemb_grid_size") ** 2, tail=inkling2_tail,
+    ),
+    **dict.fromkeys(
+        ("muse_glimmer_vision", "muse_spark_vision"),
+        Vit(ends=4, patch_bias=False, positions=kimi_positions),
+    ),
     "kimi_k25_vision": KIMI,
     "moonvit": KIMI,  # Kimi-VL: remote code
     "step3p5_vision": Vit(
-        width=("width", "hidden_size"), inner=RATIO, scales=2, patch_bias=False,
+        width=("width", "hidden_size"), inner=(RATIO,), scales=2, patch_bias=False,
         positions=patches, tail=step_tail,
     ),
     "ernie4_5_vl_moe_vision": Vit(patch_bias=False),
     "minimax_m3_vl_vision": Vit(patch_bias=False),
     "radio": Vit(
-        inner=RATIO, ends=0, scales=2, qkv_bias="qkv_bias", patch_bias=False,
+        inner=(RATIO,), ends=0, scales=2, qkv_bias="qkv_bias", patch_bias=False,
         positions=radio_positions, tail=radio_tail,
     ),
     "mllama_vision_model": Vit(
