@@ -39,6 +39,14 @@ class Shape:
         return self.heads.num_q_heads * self.heads.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds on the wall, and seconds that the device worked: GPU time, or process time."""
+
+    wall_s: float
+    device_s: float
+
+
 class Attention:
     """One kernel with its cache, called by every layer of the decoder.
 
@@ -123,12 +131,16 @@ class Attention:
 
 
 class Clock:
-    """Adds up the time spent inside `with`; on a GPU by events, read when asked for."""
+    """Adds up the time spent inside `with`; on a GPU by events, read when asked for.
+
+    On a CPU the time of the process is kept beside that of the wall: it does not pass while
+    something else has the processor.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._pairs: list[tuple[Any, Any]] = []
-        self._seconds = 0.0
+        self._spent = Spent(0.0, 0.0)
         self._start: Any = None
 
     def __enter__(self) -> None:
@@ -136,7 +148,7 @@ class Clock:
             self._start = event()
             self._start.record()
         else:
-            self._start = time.perf_counter()
+            self._start = Spent(time.perf_counter(), time.process_time())
 
     def __exit__(self, *_: object) -> None:
         if self.device.type == "cuda":
@@ -144,16 +156,23 @@ class Clock:
             stop.record()
             self._pairs.append((self._start, stop))
         else:
-            self._seconds += time.perf_counter() - self._start
+            self._add(
+                time.perf_counter() - self._start.wall_s,
+                time.process_time() - self._start.device_s,
+            )
 
-    def read(self) -> float:
-        """Seconds since the last reading."""
+    def _add(self, wall_s: float, device_s: float) -> None:
+        self._spent = Spent(self._spent.wall_s + wall_s, self._spent.device_s + device_s)
+
+    def read(self) -> Spent:
+        """What has passed since the last reading."""
         for start, stop in self._pairs:
             stop.synchronize()
-            self._seconds += start.elapsed_time(stop) / 1e3
-        seconds, self._seconds = self._seconds, 0.0
+            seconds = start.elapsed_time(stop) / 1e3
+            self._add(seconds, seconds)
+        spent, self._spent = self._spent, Spent(0.0, 0.0)
         self._pairs.clear()
-        return seconds
+        return spent
 
 
 class Decoder:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 GATE_TOKENS = 24
 MIN_TOKENS = 8
 BINS = 12
+STEADY = 0.2
 MOSTLY_FIXED = 0.8
 """Above this share of fixed cost in the last steps an exponent would be noise."""
 
@@ -51,10 +52,11 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Seconds of each step: in all, and inside attention."""
+    """Seconds of each step: in all, inside attention, and what the device worked there."""
 
     wall_s: tuple[float, ...]
     attention_s: tuple[float, ...]
+    attention_device_s: tuple[float, ...]
 
 
 def generate(
@@ -136,44 +138,54 @@ def _decode(decoder: Decoder, attention: Attention, tokens: int, device: torch.d
             torch.cuda.synchronize(device)
         wall.append(time.perf_counter() - start)
         inside.append(attention.clock.read())
-    return Steps(tuple(wall), tuple(inside))
+    return Steps(tuple(wall), tuple(s.wall_s for s in inside), tuple(s.device_s for s in inside))
+
+
+@dataclass(frozen=True, slots=True)
+class _Bin:
+    """Neighbouring steps as one point: the middle prefix, steady seconds, how many steps."""
+
+    prefix: float
+    seconds: float
+    steps: int
 
 
 def fit(seconds: Sequence[float]) -> Growth | None:
     """Growth of step times, seconds[t - 1] at prefix t; None when nothing grows.
 
-    Medians of geometric bins keep hiccups out; for each power on a grid the two other
-    parameters follow by least squares on relative errors, both held non-negative.
+    Geometric bins are represented by their faster steps (`STEADY` quantile), since other work on
+    the machine only ever adds time. For each power on a grid the two other parameters follow by
+    least squares on relative errors, a bin counting as often as it has steps, both held
+    non-negative.
     """
-    points = _binned(seconds)
+    bins = _binned(seconds)
     best: tuple[float, Growth] | None = None
     for step in range(10, 301):
-        power = step / 100
-        candidate = _linear_fit(points, power)
-        loss = sum(((s - candidate.at(t)) / s) ** 2 for t, s in points)
+        candidate = _linear_fit(bins, step / 100)
+        loss = sum(b.steps * (1 - candidate.at(b.prefix) / b.seconds) ** 2 for b in bins)
         if best is None or loss < best[0]:
             best = (loss, candidate)
     return best[1] if best and best[1].slope_s > 0 else None
 
 
-def _binned(seconds: Sequence[float]) -> list[tuple[float, float]]:
-    """(prefix, median seconds) of bins whose edges grow by a constant factor."""
+def _binned(seconds: Sequence[float]) -> list[_Bin]:
+    """Bins whose edges grow by a constant factor."""
     count = len(seconds)
     edges = sorted({round(count ** (i / BINS)) for i in range(BINS + 1)} | {0})
     return [
-        ((low + 1 + high) / 2, quantile(seconds[low:high], 0.5))
+        _Bin((low + 1 + high) / 2, quantile(seconds[low:high], STEADY), high - low)
         for low, high in itertools.pairwise(edges)
     ]
 
 
-def _linear_fit(points: Sequence[tuple[float, float]], power: float) -> Growth:
-    """fixed_s and slope_s for a given power, weights 1 / seconds, neither below zero."""
-    w = [1 / s**2 for _, s in points]
-    x = [t**power for t, _ in points]
-    y = [s for _, s in points]
-    sw, sx, sy = sum(w), _dot(w, x), _dot(w, y)
-    sxx = sum(a * b * b for a, b in zip(w, x, strict=True))
-    sxy = sum(a * b * c for a, b, c in zip(w, x, y, strict=True))
+def _linear_fit(bins: Sequence[_Bin], power: float) -> Growth:
+    """fixed_s and slope_s for a given power, neither below zero."""
+    w = [b.steps / b.seconds**2 for b in bins]
+    x = [b.prefix**power for b in bins]
+    y = [b.seconds for b in bins]
+    sw, sx, sy = math.fsum(w), _dot(w, x), _dot(w, y)
+    sxx = math.fsum(a * b * b for a, b in zip(w, x, strict=True))
+    sxy = math.fsum(a * b * c for a, b, c in zip(w, x, y, strict=True))
     slope = max(0.0, (sw * sxy - sx * sy) / (sw * sxx - sx * sx))
     fixed = (sy - slope * sx) / sw
     if fixed < 0:
@@ -246,9 +258,10 @@ def _speeds(steps: Steps | None, tokens: int) -> dict[str, Any]:
                 "attention_fixed_share",
                 "samples_s",
                 "attention_samples_s",
+                "attention_device_samples_s",
             )
         )
-    growth = fit(steps.attention_s)
+    growth = fit(steps.attention_device_s)
     share = growth.fixed_share(tokens) if growth else 1.0
     return {
         "tokens_per_s": tokens / math.fsum(steps.wall_s),
@@ -258,4 +271,5 @@ def _speeds(steps: Steps | None, tokens: int) -> dict[str, Any]:
         "attention_fixed_share": share,
         "samples_s": list(steps.wall_s),
         "attention_samples_s": list(steps.attention_s),
+        "attention_device_samples_s": list(steps.attention_device_s),
     }

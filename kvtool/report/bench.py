@@ -169,7 +169,7 @@ def generate_table(rows: Sequence[Row]) -> RenderableType:
     first = rows[0]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("attention")
-    for name in ("tokens/s", "seconds", "in attention", "query rows", "scores", "time grows as"):
+    for name in ("tokens/s", "seconds", "of it here", "query rows", "scores", "grows as"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*_generate_cells(row))
