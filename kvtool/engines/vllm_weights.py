@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from kvtool.dtype import DTYPES
 from kvtool.engines.base import Deployment, Estimate
 from kvtool.engines.vllm_releases import MIB, Release
 from kvtool.model.quantization import Scheme
-from kvtool.model.rotary import Rotary
-from kvtool.model.spec import Latent, Layer, ModelSpec, Weight, stages
+from kvtool.model.spec import Latent, Layer, ModelSpec, Rotary, Weight, stages
 from kvtool.model.weights import weight_scheme
 
 MARGIN = 0.004
@@ -62,12 +60,21 @@ def stage_layers(model: ModelSpec, deployment: Deployment) -> list[list[Layer]]:
 def loaded_bytes(
     model: ModelSpec, deployment: Deployment, release: Release, stage: int
 ) -> Estimate | None:
-    """Bytes after loading on the devices of a stage; None where not all parameters are known."""
+    """Bytes after loading on the devices of a stage; None where not all parameters are known.
+
+    The range reaches from segments that are split to whole ones, and for packed experts over the
+    kernels that may serve them: scales once, or shapes padded to 256.
+    """
     if not model.weights_known:
         return None
     loading = Loading(*weight_scheme(model, deployment.dtype), deployment)
     sizes = [*_tensors(model, loading, stage)]
-    return _estimate(sum(_allocated(size, release) for size in sizes), model, loading)
+    split, whole = (sum(_allocated(size, splits) for size in sizes) for splits in (True, False))
+    low, high = split * (1 - MARGIN), whole * (1 + MARGIN)
+    if loading.is_mxfp4:
+        low, high = low * 0.95, high * 1.025
+    value = split if release.splits_segments else whole
+    return Estimate(value, int(low), int(high) + 1)
 
 
 def _tensors(model: ModelSpec, loading: Loading, stage: int) -> Iterator[int]:
@@ -81,7 +88,7 @@ def _tensors(model: ModelSpec, loading: Loading, stage: int) -> Iterator[int]:
         yield from made[id(layer)]
     for weight in _ends(model, stage, len(parts) - 1):
         yield _vocab_bytes(weight, model, loading)
-    for table in _rotary(model):
+    for table in model.rotary:
         yield _table_bytes(table, model)
 
 
@@ -152,11 +159,6 @@ def _vocab_bytes(weight: Weight, model: ModelSpec, loading: Loading) -> int:
     return share * DTYPES[loading.plain].block_bytes
 
 
-def _rotary(model: ModelSpec) -> tuple[Rotary, ...]:
-    found: Any = getattr(model, "rotary", ())
-    return tuple(found)
-
-
 def table_rows(table: Rotary) -> int:
     """Positions a rotary table of vLLM covers, by its scaling (layers/rotary_embedding)."""
     if table.scaling == "yarn" and table.original is not None:
@@ -178,21 +180,11 @@ def _table_bytes(table: Rotary, model: ModelSpec) -> int:
     return table_rows(table) * table.width * size
 
 
-def _allocated(size: int, release: Release) -> int:
-    """Bytes that torch counts for a tensor of that size."""
+def _allocated(size: int, splits: bool) -> int:
+    """Bytes that torch counts for a tensor: its segment, or with `splits` what it needs of it
+    where more than 1 MiB is left over."""
     small = -(-size // 512) * 512
     if size < 10 * MIB:
         return small
     segment = -(-size // (2 * MIB)) * 2 * MIB
-    return small if release.splits_segments and segment - small > MIB else segment
-
-
-def _estimate(total: int, model: ModelSpec, loading: Loading) -> Estimate:
-    """The range of the measured runs; for packed experts that of the kernels that may serve them:
-    scales once, or shapes padded to 256."""
-    low, high = total * (1 - MARGIN), total * (1 + MARGIN)
-    if loading.is_mxfp4:
-        low, high = total * 0.945, total * 1.03
-    if not _rotary(model):
-        high *= 1.01
-    return Estimate(total, int(low), int(high) + 1)
+    return small if splits and segment - small > MIB else segment
