@@ -17,7 +17,7 @@ from kvtool.engines.vllm_options import Settings, settle
 from kvtool.engines.vllm_plan import Plan
 from kvtool.engines.vllm_releases import CHECKED, Release, find_release
 from kvtool.engines.vllm_specs import entries
-from kvtool.engines.vllm_weights import loaded_bytes, stage_layers
+from kvtool.engines.vllm_weights import loaded_bytes, stage_layers, without_towers
 from kvtool.kvcache import check_parallel
 from kvtool.model.spec import Layer, ModelSpec
 
@@ -48,6 +48,7 @@ class Vllm:
         check_parallel(model, deployment.parallel)
         device = budget.device if budget else None
         settings = settle(model, context_tokens, deployment, self.release, device)
+        model = without_towers(model) if settings.language_model_only else model
         found = entries(model, settings.rules, _extra_layers(model, deployment))
         plan = Plan.of(layout(found, settings.rules), settings.rules)
         loaded = [

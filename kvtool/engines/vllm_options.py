@@ -31,6 +31,7 @@ OPTIONS: dict[str, Option] = {
     "gdn_prefill_backend": Option(choice("auto", "triton", "flashinfer"), "delta-net kernels"),
     "num_speculative_tokens": Option(whole(0, 1024), "tokens a drafter proposes"),
     "max_num_encoder_input_tokens": Option(whole(1), "encoder tokens of one step"),
+    "language_model_only": Option(switch, "vision and audio towers are not loaded"),
     "gpu_memory_utilization": Option(float, "fraction of the device's memory"),
     "kv_cache_memory_bytes": Option(whole(1, 1 << 60), "the pool itself"),
     "num_gpu_blocks_override": Option(whole(1), "blocks of the pool"),
@@ -45,6 +46,7 @@ class Settings:
     max_num_batched_tokens: int
     max_num_seqs: int
     enforce_eager: bool
+    language_model_only: bool
     fraction: float | None
     pool_bytes: int | None
     num_blocks: int | None
@@ -110,6 +112,7 @@ def settle(
         max_num_batched_tokens=batched,
         max_num_seqs=seqs,
         enforce_eager=bool(given.get("enforce_eager", False)),
+        language_model_only=bool(given.get("language_model_only", False)),
         fraction=fraction if isinstance(fraction, float) else None,
         pool_bytes=_optional(given, "kv_cache_memory_bytes"),
         num_blocks=_optional(given, "num_gpu_blocks_override"),

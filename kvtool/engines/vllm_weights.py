@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtool.dtype import DTYPES
 from kvtool.engines.base import Deployment, Estimate
@@ -55,6 +55,12 @@ def stage_layers(model: ModelSpec, deployment: Deployment) -> list[list[Layer]]:
     if deployment.draft is not None:
         parts[-1] += deployment.draft.layers
     return parts
+
+
+def without_towers(model: ModelSpec) -> ModelSpec:
+    """`model` without what stands beside its decoder, unless the decoder attends to it."""
+    attends = any(state.kind == "cross" for state in model.states())
+    return model if attends else replace(model, encoder=())
 
 
 def loaded_bytes(

@@ -216,6 +216,18 @@ def test_pool_options_of_vllm_stand_in_for_the_commands_own() -> None:
     assert blocks.pool.num_blocks == Estimate.exact(100)
 
 
+def test_towers_are_loaded_unless_only_the_language_model_is_served() -> None:
+    tower = Weight("vision", "encoder", (1024, 1024))
+    model = replace(a_model(FULL), encoder=(tower,))
+
+    whole = reserve(model)
+    text = reserve(model, language_model_only="true")
+
+    assert whole.loaded_bytes is not None
+    assert text.loaded_bytes is not None
+    assert whole.loaded_bytes.value - text.loaded_bytes.value == 1024 * 1024 * 2
+
+
 def attention(kind: Kind) -> st.SearchStrategy[Layer]:
     limits = st.integers(1, 9000) if kind != "full" else st.none()
     return st.builds(
