@@ -7,8 +7,21 @@ from kvtool.model.fields import Fields
 from kvtool.model.spec import Attention, Layer, ModelSpec, Weight
 
 
+# Encoders that transformers can also run as decoders; those are refused.
+ENCODERS = (
+    "albert", "bert", "bert-generation", "big_bird", "camembert", "convbert", "data2vec-text",
+    "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert", "flaubert",
+    "funnel", "gte", "ibert", "jina_embeddings_v3", "longformer", "luke", "megatron-bert",
+    "mobilebert", "modernbert", "mpnet", "mra", "nomic_bert", "nystromformer", "rembert", "roberta",
+    "roberta-prelayernorm", "roc_bert", "roformer", "splinter", "squeezebert", "ultrabert", "xlm",
+    "xlm-roberta", "xlm-roberta-xl", "xmod",
+)  # fmt: skip
+
+
 def read_encoder(f: Fields) -> ModelSpec:
     """Encoder-only models and embedders: they keep nothing between tokens."""
+    if f.flag("is_decoder", False):
+        f.fault("is_decoder", True, f"false: {f.model_type} is supported as an encoder alone")
     note = ("an encoder: it keeps no cache between tokens",)
     positions = layout.max_context(f)
     if f.model_type != "bert":

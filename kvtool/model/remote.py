@@ -99,8 +99,9 @@ def read_hunyuan(f: Fields) -> ModelSpec:
             if len(set(numbers)) != 1:
                 f.fault(name, value, "the same number for every layer")
             flat[name] = numbers[0]
-    if not f.flag("use_mixed_mlp_moe", True) and "num_shared_expert" in flat:
-        flat["num_shared_expert"] = 0
+    if f.model_type in ("hunyuan", "hunyuan_v1_moe"):
+        mixed = f.flag("use_mixed_mlp_moe", True)
+        flat["num_shared_expert"] = flat.get("num_shared_expert", 1) if mixed else 0
     inner = decoder.renamed(f, flat)
     spec = decoder.read(inner, style)
     factor = f.integer("cla_share_factor", 1, high=count) if f.flag("use_cla", False) else 1
