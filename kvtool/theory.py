@@ -28,14 +28,22 @@ KING_MAX_DOCS = 16
 """King's sum runs over 2^docs sets."""
 
 _STEPS = 200
+_NO_TIME = float(np.finfo(np.float64).tiny)
 _PRECISION = 1e-13
 
 
 def che_time(rates: Floats, capacity: float) -> float:
-    """T with sum_i (1 - exp(-rates_i T)) = capacity, by Newton; infinite when everything fits."""
-    rates = rates[rates > 0]
+    """T with sum_i (1 - exp(-rates_i T)) = capacity, by Newton; infinite when everything fits.
+
+    Documents with an infinite rate are always there and take their place first.
+    """
+    always = int(np.isinf(rates).sum())
+    rates = rates[(rates > 0) & np.isfinite(rates)]
+    capacity -= always
     if capacity >= len(rates):
         return float("inf")
+    if capacity <= 0:
+        return _NO_TIME if always and capacity == 0 else 0.0
     time = capacity / float(rates.sum())
     for _ in range(_STEPS):  # the sum is concave in T and below the target at the start
         absent = np.exp(-rates * time)
@@ -53,13 +61,18 @@ def che_hit_rate(probabilities: Floats, capacity: float) -> float:
     >>> round(che_hit_rate(Zipf(5, 1.0).probabilities(), 2), 6)
     0.510826
     """
-    return _hit_share(probabilities, probabilities, che_time(probabilities, capacity))
+    time = che_time(probabilities, capacity)
+    return float((probabilities * _present(probabilities, time)).sum() / probabilities.sum())
 
 
-def _hit_share(weights: Floats, rates: Floats, time: float) -> float:
+def _present(rates: Floats, time: float) -> Floats:
+    """[n] chance that each document was asked for within `time`."""
     if time == float("inf"):
-        return 1.0
-    return float((weights * -np.expm1(-rates * time)).sum() / weights.sum())
+        return np.ones(len(rates))
+    if time == 0:
+        return np.zeros(len(rates))
+    present: Floats = -np.expm1(-rates * time)
+    return present
 
 
 def king_hit_rate(probabilities: Floats, capacity: int) -> float:
@@ -109,11 +122,12 @@ def lazy_over_position_aware(
     return static_optimum(probabilities, capacity) / aware if aware else float("inf")
 
 
-def request_rates(workload: DocumentWorkload) -> tuple[Floats, Floats, float]:
+def request_rates(workload: DocumentWorkload) -> tuple[Floats, Floats, float] | None:
     """Per document, the rate at which requests name it and the chance that one does; look-ups.
 
     Drawing until D documents differ is a race of exponential clocks stopped at the D-th: document
-    i is in with 1 - exp(-p_i s), where s makes these sum to D. `lookups` is the mean per request.
+    i is in with 1 - exp(-p_i s), where s makes these sum to D. The look-ups are the mean of a
+    request. None where a prompt takes all documents, or all that have any chance in float64.
     """
     probabilities = Zipf(workload.docs, workload.skew).probabilities()
     popular = workload.docs_per_request - workload.cold
@@ -121,46 +135,46 @@ def request_rates(workload: DocumentWorkload) -> tuple[Floats, Floats, float]:
     if workload.docs_per_request == 1:
         chance = probabilities if popular else np.full(workload.docs, 1 / workload.docs)
         return chance, chance, 1.0
+    keeps = workload.duplicates == "keep"
+    if not keeps and workload.docs_per_request >= workload.docs:
+        return None
     rates = np.zeros(workload.docs)
     if popular and workload.duplicates == "distinct":
         race = che_time(probabilities, popular)
         if race == float("inf"):
-            return np.full(workload.docs, np.inf), np.ones(workload.docs), float(workload.docs)
+            return None
         rates += probabilities * race
     elif popular:
         with np.errstate(divide="ignore"):
             rates -= popular * np.log1p(-probabilities)
-        if workload.duplicates == "drop" and cold:
+        if not keeps and cold:
             cold += popular + float(np.expm1(-rates).sum())
-    if cold and workload.duplicates == "keep":
+    if cold and keeps:
         rates += cold / workload.docs
     elif cold:
-        wanted = float(-np.expm1(-rates).sum()) + cold
-        rates += _uniform_rate(rates, wanted)
+        # the rate c, equal for all, with sum_i (1 - exp(-rates_i - c)) = documents in a prompt
+        absent = float(np.exp(-rates).sum())
+        rates += np.log(absent / (absent - cold))
     chance = -np.expm1(-rates)
-    keeps = workload.duplicates == "keep"
     return rates, chance, float(workload.docs_per_request if keeps else chance.sum())
 
 
-def _uniform_rate(rates: Floats, wanted: float) -> float:
-    """The rate c >= 0, equal for all documents, with sum_i (1 - exp(-rates_i - c)) = wanted."""
-    absent = float(np.exp(-rates).sum())
-    return float(np.log(absent / max(len(rates) - wanted, 1e-300)))
-
-
-def lazy_hit_rate(workload: DocumentWorkload, capacity: float, *, whole_request: bool) -> float:
+def lazy_hit_rate(
+    workload: DocumentWorkload, capacity: float, *, whole_request: bool
+) -> float | None:
     """LRU hit rate on document keys by Che's approximation, `capacity` in mean documents.
 
     T counts requests. One document a request is Che's own case. With several, a document is in a
     request with chance c_i and the share found is sum_i c_i (1 - exp(-r_i T)) / look-ups. Looked up
     one at a time, a document has on average (D - 1) / 2 of its own prompt ahead of it, which
-    shortens T by (D - 1) / 2D of a request.
+    shortens T by (D - 1) / 2D of a request. None where `request_rates` has none.
     """
-    rates, chance, lookups = request_rates(workload)
+    found = request_rates(workload)
+    if found is None:
+        return None
+    rates, chance, lookups = found
     time = che_time(rates, capacity)
-    if time == float("inf"):
-        return float(chance.sum()) / lookups
     if not whole_request:
-        mean = float(chance.sum())
-        time = max(0.0, time - (mean - 1) / (2 * mean)) if mean > 1 else time
-    return float((chance * -np.expm1(-rates * time)).sum()) / lookups
+        distinct = float(chance.sum())
+        time = max(0.0, time - max(0.0, distinct - 1) / (2 * distinct))
+    return float((chance * _present(rates, time)).sum()) / lookups

@@ -15,7 +15,7 @@ from kvtool.curve import NEVER, bytes_needed, hit_curve
 def lru_hits(
     requests: list[list[int]], sizes: dict[int, int], budget: int, *, whole_request: bool
 ) -> list[bool]:
-    """Found or not, touch by touch, of a byte-budgeted LRU that evicts the oldest until all fits."""
+    """Found or not, touch by touch, of an LRU that evicts the oldest until all bytes fit."""
     cache: OrderedDict[int, None] = OrderedDict()
     held = 0
     hits: list[bool] = []

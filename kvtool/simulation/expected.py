@@ -72,7 +72,7 @@ def expected(plan: Plan, source: int, rule: str, policy: str, budget_bytes: int)
         if alone and workload.docs <= KING_MAX_DOCS and workload.lengths.fixed is not None:
             return Expected(king_hit_rate(probabilities, int(documents)), "king", static)
         rate = lazy_hit_rate(workload, documents, whole_request=plan.whole_request)
-        return Expected(rate, "che", static)
+        return Expected(rate, "che" if rate is not None else None, static)
     if rule == "position-aware" and workload.duplicates == "distinct" and not workload.cold:
         held = documents // workload.docs_per_request
         return Expected(static_optimum(probabilities, held), "eq3", None)
@@ -90,8 +90,9 @@ def doubts(plan: Plan, source: int, budget_bytes: int) -> list[str]:
         found.append("documents differ in length, Che takes them at their mean")
     if 1 <= documents < 2 * workload.docs_per_request:
         found.append("the cache holds less than two prompts, Che is for many entries")
-    if documents < workload.docs:
-        time = che_time(request_rates(workload)[0], documents)
+    rates = request_rates(workload)
+    if documents < workload.docs and rates is not None:
+        time = che_time(rates[0], documents)
         if time > plan.warmup * workload.requests:
             found.append("the warm-up does not fill the cache, Che is for a full one")
     return found

@@ -77,8 +77,11 @@ def _che(outcome: Outcome, row: Row) -> Iterator[tuple[str, str, str]]:
     source = outcome.plan.sources[0]
     if not isinstance(source, DocumentWorkload) or row.budget_bytes is None:
         return
+    found = request_rates(source)
+    if found is None:
+        return
     documents = row.budget_bytes / mean_document_bytes(outcome.plan, source)
-    rates, chance, lookups = request_rates(source)
+    rates, chance, lookups = found
     time = che_time(rates, documents)
     yield (
         "theory of lazy (Che)",

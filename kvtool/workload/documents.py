@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvtool.errors import UsageError
 from kvtool.workload.lengths import Lengths
 from kvtool.workload.requests import DocumentRequests, Ints, repeats_in_request
-from kvtool.workload.zipf import Zipf
+from kvtool.workload.zipf import Zipf, takes_long_in_turns
 
 ORDERS = ("drawn", "shuffled", "ranked")
 DUPLICATES = ("distinct", "drop", "keep")
@@ -57,7 +57,10 @@ class DocumentWorkload:
 
 
 def draw_requests(workload: DocumentWorkload, seed: Sequence[int]) -> DocumentRequests:
-    """The requests of one seed, which may be several numbers. A document's id is its rank, 0 the most popular."""
+    """The requests of one seed, which may be several numbers.
+
+    A document's id is its rank, 0 the most popular.
+    """
     by_rank, cold, order, lengths = map(
         np.random.default_rng, np.random.SeedSequence(seed).spawn(4)
     )
@@ -110,6 +113,8 @@ def _fill_up(hot: Ints, workload: DocumentWorkload, cold: np.random.Generator) -
     prompts = np.full((rows, wanted), -1, dtype=np.int64)
     prompts[:, : hot.shape[1]] = hot
     prompts = np.take_along_axis(prompts, np.argsort(prompts < 0, axis=1, kind="stable"), axis=1)
+    if takes_long_in_turns(wanted, workload.docs):
+        return Zipf(workload.docs, 0.0).finish_distinct(prompts, (prompts >= 0).sum(axis=1), cold)
     uniforms: NDArray[np.float64] = cold.random((rows, wanted))
     for place in range(wanted):
         missing = np.flatnonzero(prompts[:, place] < 0)

@@ -25,6 +25,14 @@ _SMALLEST_REST = 1e-7  # below this share, 1 - (mass already drawn) keeps fewer 
 _GUMBEL_CELLS = 4_000_000  # random numbers held at once
 
 
+def takes_long_in_turns(wanted: int, docs: int) -> bool:
+    """Whether noise on all `docs` is cheaper than `wanted` draws, each stepping over the earlier.
+
+    About 5 ns for each of wanted^2 steps against 30 ns for each document, on one EPYC core.
+    """
+    return wanted * wanted > 6 * docs
+
+
 def check_skew(skew: float) -> float:
     """`skew` itself; UsageError unless it is finite and at least 0."""
     if not math.isfinite(skew) or skew < 0:
@@ -72,7 +80,8 @@ class Zipf:
         """[R, D] documents from [R, D] uniforms: the D of a row differ, each drawn from the rest.
 
         A uniform is stretched over the mass not yet drawn and stepped over the documents already
-        taken, in the order of the ranks. `rng` serves the rows whose rest is too small for that.
+        taken, in the order of the ranks. `rng` serves the rows whose rest is too small for that,
+        and prompts of so many documents that going through the pool is faster.
         """
         rows, wanted = uniforms.shape
         if wanted > self.docs:
@@ -80,6 +89,9 @@ class Zipf:
                 f"{wanted:,} distinct documents per request from a pool of {self.docs:,}",
                 "raise --docs, lower --docs-per-request, or allow --duplicates keep",
             )
+        if takes_long_in_turns(wanted, self.docs):
+            nothing = np.zeros(uniforms.shape, dtype=np.int64)
+            return self.finish_distinct(nothing, np.zeros(rows, dtype=np.int64), rng)
         probabilities = self.probabilities()
         cumulative = np.cumsum(probabilities)
         above = np.concatenate(([0.0], cumulative[:-1]))
@@ -102,10 +114,10 @@ class Zipf:
             rest = rest - probabilities[pick]
         inexact = np.flatnonzero(exact_turns < wanted)
         if len(inexact):
-            picks[inexact] = self._finish_by_gumbel(picks[inexact], exact_turns[inexact], rng)
+            picks[inexact] = self.finish_distinct(picks[inexact], exact_turns[inexact], rng)
         return picks
 
-    def _finish_by_gumbel(self, picks: Ints, kept: Ints, rng: np.random.Generator) -> Ints:
+    def finish_distinct(self, picks: Ints, kept: Ints, rng: np.random.Generator) -> Ints:
         """`picks` with all but the first `kept` of each row drawn anew from the documents left.
 
         The largest of log p plus Gumbel noise, largest first, are successive draws from the rest.

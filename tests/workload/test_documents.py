@@ -93,6 +93,12 @@ def test_prompts_have_the_documents_that_were_asked_for(docs, cold, skew, order,
         assert length_of.setdefault(doc, tokens) == tokens
 
 
+@pytest.mark.parametrize("cold", [0, 20, 40])
+def test_prompts_of_nearly_the_whole_pool_are_distinct(cold):
+    for prompt in prompts(replace(SMALL, docs_per_request=40, cold=cold, requests=20)):
+        assert sorted(prompt) == list(range(40))
+
+
 def test_cold_documents_are_uniform_over_the_rest():
     workload = DocumentWorkload(docs=10, docs_per_request=2, skew=50.0, cold=1, requests=40_000)
 

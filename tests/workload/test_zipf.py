@@ -52,7 +52,7 @@ def test_distinct_draws_follow_successive_sampling(skew, by):
         picks = zipf.draw_distinct(rng.random((rows, 2)), rng)
     else:
         nothing = np.zeros((rows, 2), dtype=np.int64)
-        picks = zipf._finish_by_gumbel(nothing, np.zeros(rows, dtype=np.int64), rng)
+        picks = zipf.finish_distinct(nothing, np.zeros(rows, dtype=np.int64), rng)
 
     probabilities = zipf.probabilities().tolist()
     pairs = [(a, b) for a in range(5) for b in range(5) if a != b]
