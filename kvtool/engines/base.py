@@ -118,7 +118,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """What an engine sets aside for one request on the device that holds most, and for a batch."""
+    """What an engine sets aside for one request on the device that holds most, and for a batch.
+
+    `weight_bytes` only where the engine stores weights otherwise than the checkpoint does.
+    """
 
     engine: str
     version: str
@@ -226,6 +229,17 @@ def switch(text: str) -> bool:
     if text.lower() not in values:
         raise ValueError("true or false")
     return values[text.lower()]
+
+
+def share(text: str) -> float:
+    """A fraction above 0 and up to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise ValueError("a fraction above 0 and up to 1")
+    return value
 
 
 def choice(*names: str) -> Callable[[str], str]:

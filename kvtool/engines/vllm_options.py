@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvtool.device import DeviceSpec
 from kvtool.dtype import KVFormat, kv_format, load_dtype
-from kvtool.engines.base import Deployment, Option, choice, parse_options, switch, whole
+from kvtool.engines.base import Deployment, Option, choice, parse_options, share, switch, whole
 from kvtool.engines.vllm_releases import GIB, Release
 from kvtool.engines.vllm_specs import Mode, Rules
 from kvtool.errors import UsageError
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Option] = {
     "num_speculative_tokens": Option(whole(0, 1024), "tokens a drafter proposes"),
     "max_num_encoder_input_tokens": Option(whole(1), "encoder tokens of one step"),
     "language_model_only": Option(switch, "vision and audio towers are not loaded"),
-    "gpu_memory_utilization": Option(float, "fraction of the device's memory"),
+    "gpu_memory_utilization": Option(share, "fraction of the device's memory"),
     "kv_cache_memory_bytes": Option(whole(1, 1 << 60), "the pool itself"),
     "num_gpu_blocks_override": Option(whole(1), "blocks of the pool"),
 }

@@ -56,7 +56,8 @@ def test_an_unknown_option_is_refused_with_the_one_that_was_meant() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [("block_size", "0"), ("block_size", "16k"), ("enforce_eager", "maybe"),
-     ("mamba_cache_mode", "some"), ("max_num_seqs", "-1"), ("num_speculative_tokens", "")],
+     ("mamba_cache_mode", "some"), ("max_num_seqs", "-1"), ("num_speculative_tokens", ""),
+     ("gpu_memory_utilization", "nan"), ("gpu_memory_utilization", "1.1")],
 )  # fmt: skip
 def test_a_bad_value_is_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=name):
