@@ -76,6 +76,13 @@ def lfm2(owner: Fields, f: Fields, hidden: int) -> int:
     return norm + mlp2(joined, inner, hidden, owner.flag("projector_bias"))
 
 
+def lfm3(owner: Fields, f: Fields, hidden: int) -> int:
+    """A norm of each patch, then an MLP over those of a token."""
+    width = size(f, "hidden_size")
+    joined, inner = width * size(f, "spatial_merge_size") ** 2, size(owner, "projector_hidden_size")
+    return 2 * width + mlp2(joined, inner, hidden, owner.flag("projector_bias"))
+
+
 def idefics3(owner: Fields, f: Fields, hidden: int) -> int:
     return hidden * size(f, "hidden_size") * size(owner, "scale_factor") ** 2
 
@@ -237,13 +244,14 @@ PROJECTORS: dict[str, dict[str, Projector]] = {
         "cohere2_vision": cohere2,
         **dict.fromkeys(("deepseek_vl", "video_llama_3"), mlp),
         "lfm2_vl": lfm2,
+        "lfm3_vl": lfm3,
         **dict.fromkeys(("idefics3", "smolvlm"), idefics3),
         **dict.fromkeys(("mistral3", "ministral3", "mistral_large4", "lighton_ocr"), mistral3),
         **dict.fromkeys(
             ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen3_vl", "qwen3_vl_moe",
              "qwen3_omni_moe_thinker", "qwen3_5", "qwen3_5_moe", "exaone4_5", "glm4v", "glm4v_moe",
              "glm46v", "glmga", "glm_ocr", "glm5_next", "hy_v4_vl", "inkling2", "inkling2_loop",
-             "cosmos3_omni"),
+             "cosmos3_omni", "molmo2"),
             none,
         ),
         "hyperclovax_vision_v2": hyperclovax,
@@ -278,6 +286,7 @@ PROJECTORS: dict[str, dict[str, Projector]] = {
         "glmasr": glmasr,
         "moss_transcribe_diarize": moss,
     },
+    "adapter_config": {"molmo2": none},
     "talker_config": {"qwen2_5_omni": none},
     "token2wav_config": {"qwen2_5_omni": none},
 }  # fmt: skip

@@ -16,13 +16,15 @@ from kvtool.model.fields import Fields
 from kvtool.model.projectors import PROJECTORS
 from kvtool.model.spec import Weight
 from kvtool.model.vision import vit
-from kvtool.model.vision_types import VITS, gemma4_unified
+from kvtool.model.vision_types import VITS, gemma4_unified, lfm3, molmo2_adapter
 
 Tower = Callable[[Fields, str], tuple[Weight, ...]]
 
 TOWERS: dict[str, Tower] = {
     **{kind: partial(vit, style) for kind, style in VITS.items()},
     "gemma4_unified_vision": gemma4_unified,
+    "lfm3_vl_vision": lfm3,
+    "molmo2_adapter": molmo2_adapter,
     **dict.fromkeys(
         (
             "qwen2_audio_encoder",

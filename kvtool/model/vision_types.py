@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-from kvtool.model.counting import dense, extents, flat, mlp2, patches, size
+from kvtool.model.counting import Unstated, dense, extents, flat, listed, mlp2, patches, size, stack
 from kvtool.model.fields import Fields
 from kvtool.model.spec import Weight
 from kvtool.model.vision import RATIO, Vit
@@ -20,6 +20,12 @@ def named(*names: str) -> Callable[[Fields], int]:
 def kimi_positions(f: Fields) -> int:
     height = size(f, "init_pos_emb_height", "pos_emb_height")
     return height * size(f, "init_pos_emb_width", "pos_emb_width")
+
+
+def molmo2_positions(f: Fields) -> int:
+    """One for each patch, unless the section says how many."""
+    name = "num_position_embeddings"
+    return size(f, name) if f.present(name) else patches(f)
 
 
 def hy4_positions(f: Fields) -> int:
@@ -144,6 +150,35 @@ def gemma4_unified(f: Fields, name: str) -> tuple[Weight, ...]:
     return flat(name, 2 * patch + dense(width, patch) + rows * width)
 
 
+def lfm3(f: Fields, name: str) -> tuple[Weight, ...]:
+    """Gated short convolutions over the plane, grouped attention between, gated MLPs."""
+    width, inner = size(f, "hidden_size"), size(f, "intermediate_size")
+    heads = size(f, "num_attention_heads")
+    head = width // heads
+    kv = size(f, "num_key_value_heads") * head
+    attention = 2 * width * width + 2 * width * kv + 2 * head
+    convolution = 4 * width * width + width * size(f, "conv_kernel_size") ** 2
+    kinds = f.strings("layer_types")
+    if kinds is None or len(kinds) != size(f, "num_hidden_layers"):
+        raise Unstated("layer_types")
+    full = kinds.count("full_attention")
+    mixers = full * attention + (len(kinds) - full) * convolution
+    patch = size(f, "in_channels") * size(f, "temporal_patch_size") * size(f, "patch_size") ** 2
+    layers = stack(f"{name}.layers", len(kinds), 3 * width * inner + 2 * width)
+    return (*layers, *flat(f"{name}.mixers", mixers), *flat(name, width * patch + width))
+
+
+def molmo2_adapter(f: Fields, name: str) -> tuple[Weight, ...]:
+    """Attention that pools the features of several layers, and a gated MLP into the decoder."""
+    width, inner = size(f, "hidden_size"), size(f, "intermediate_size")
+    head, features = size(f, "head_dim"), width * listed(f, "vision_feature_layer")
+    q, kv = size(f, "num_attention_heads") * head, size(f, "num_key_value_heads") * head
+    bias = f.flag("attention_bias")
+    attention = dense(q + 2 * kv, features, bias) + dense(width, q, bias)
+    mlp = dense(2 * inner, width, f.flag("mlp_bias")) + size(f, "text_hidden_size") * inner
+    return flat(name, attention + mlp)
+
+
 SIGLIP = Vit(positions=patches)
 GLM = Vit(
     inner=("out_hidden_size",), norm=1, ends=0, gated=True, qkv_bias="attention_bias",
@@ -172,6 +207,10 @@ VITS: dict[str, Vit] = {
     **dict.fromkeys(
         ("minicpmv4_6_vision", "minicpmv4_7_vision", "minicpm_ocr_vision"),
         Vit(positions=patches, tail=minicpm_tail),
+    ),
+    "molmo2_vision": Vit(
+        ends=0, qkv_bias="attention_bias", out_bias="attention_bias", grouped=True,
+        positions=molmo2_positions,
     ),
     "pixtral": Vit(
         norm=1, ends=1, gated=True, patch_bias=False, qkv_bias=False, out_bias=False,

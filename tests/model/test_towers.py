@@ -52,6 +52,7 @@ CLASSES = [
     ("internvl", {"vision_config": {}}, 4096, 337_509_376),
     ("kimi_k25", {"vision_config": {}}, 7168, 471_143_920),
     ("lfm2_vl", {"vision_config": {}}, 2560, 107_359_488),
+    ("lfm3_vl", {"vision_config": {}}, 2048, 189_380_352),
     ("lighton_ocr", {"vision_config": {}}, 1024, 409_782_272),
     ("llama4", {"vision_config": {}}, 5120, 455_178_240),
     ("llava", {"vision_config": {}}, 4096, 107_387_136),
@@ -65,6 +66,7 @@ CLASSES = [
     ("mistral3", {"vision_config": {}}, 5120, 439_142_400),
     ("mistral_large4", {"vision_config": {}}, 6144, 451_725_312),
     ("mllama", {"vision_config": {}}, 4096, 867_749_395),
+    ("molmo2", {"vision_config": {}, "adapter_config": {}}, 4096, 503_342_544),
     ("moss_transcribe_diarize", {"audio_config": {}}, 1024, 312_463_360),
     ("muse_glimmer", {"vision_config": {}}, 6656, 1_921_845_760),
     ("muse_spark", {"vision_config": {}, "audio_config": {}}, 8192, 2_045_977_600),
@@ -217,18 +219,31 @@ def test_a_muted_model_has_no_talker():
     assert counted("qwen2_5_omni", raw, 3584) == (0, ())
 
 
-def test_internvl_of_the_first_releases_counts_as_its_checkpoint():
-    """InternVL2-2B holds 2,205,754,368 parameters, 1,889,146,880 of them in InternLM2."""
-    vision = {
-        "model_type": "intern_vit_6b", "hidden_size": 1024, "image_size": 448,
-        "intermediate_size": 4096, "norm_type": "layer_norm", "num_attention_heads": 16,
-        "num_hidden_layers": 24, "patch_size": 14, "qk_normalization": False, "qkv_bias": True,
-    }  # fmt: skip
+INTERN_VIT_300M = {
+    "hidden_size": 1024, "intermediate_size": 4096, "norm_type": "layer_norm",
+    "num_attention_heads": 16, "num_hidden_layers": 24, "qk_normalization": False,
+    "qkv_bias": True,
+}  # fmt: skip
+INTERN_VIT_6B = {
+    "hidden_size": 3200, "intermediate_size": 12800, "norm_type": "rms_norm",
+    "num_attention_heads": 25, "num_hidden_layers": 45, "qk_normalization": True,
+    "qkv_bias": False,
+}  # fmt: skip
 
-    assert counted("internvl_chat", {"vision_config": vision}, 2048) == (
-        2_205_754_368 - 1_889_146_880,
-        (),
-    )
+
+@pytest.mark.parametrize(
+    ("vision", "hidden", "checkpoint", "text"),
+    [
+        (INTERN_VIT_300M, 2048, 2_205_754_368, 1_889_146_880),
+        (INTERN_VIT_6B, 6144, 25_514_186_112, 19_861_260_288),
+    ],
+    ids=["InternVL2-2B", "InternVL2.5-26B"],
+)
+def test_internvl_of_the_first_releases_counts_as_its_checkpoint(vision, hidden, checkpoint, text):
+    """Parameters of the published checkpoints, less those of their InternLM2 decoders."""
+    section = {**vision, "model_type": "intern_vit_6b", "image_size": 448, "patch_size": 14}
+
+    assert counted("internvl_chat", {"vision_config": section}, hidden) == (checkpoint - text, ())
 
 
 MINICPM_V = {
