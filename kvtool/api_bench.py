@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.benchmark.cases import Case, default_doc_tokens
+from kvtool.benchmark.ceilings import Ceilings
 from kvtool.benchmark.decoder import Shape
 from kvtool.benchmark.generate import generate as decode
 from kvtool.benchmark.records import Row, advice, with_baseline
@@ -52,6 +53,7 @@ def bench(
     samples: int | None = None,
     seed: int = 0,
     command: str = "kvtool.bench(..)",
+    ceilings: Ceilings | None = None,
     starting: Starting = _ignore,
     finished: Finished = _ignore,
 ) -> Report:
@@ -59,7 +61,8 @@ def bench(
 
     Lists may be given as on the command line ("flash,lazy", "4k..32k*2"). `starting` is called
     with each case and `finished` with the report so far and the case's result, so that a
-    caller can show progress and keep what is done. Rows that fail their gate have no speed.
+    caller can show progress and keep what is done. `ceilings` are measured unless they are known
+    from an earlier call of the same process. Rows that fail their gate have no speed.
     Raises UsageError for what cannot be, DeviceError where a GPU is asked for and missing.
     """
     earlier = None if baseline is None else read_baseline(baseline)
@@ -87,6 +90,8 @@ def bench(
         ),
         command=command,
     )
+    if ceilings is not None:
+        session.know_ceilings(ceilings)
     report = _report(session)
     if generate is not None:
         return _generated(session, report, parse_count(str(generate), what="tokens"), kernel)

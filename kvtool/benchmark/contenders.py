@@ -27,10 +27,11 @@ its softmax, and the mask."""
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call ready to be timed, which returns [B, T, H, D], and the path it takes."""
+    """A call ready to be timed, which returns [B, T, H, D]; the path and variant it takes."""
 
     call: Callable[[], Tensor]
     path: str
+    variant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,16 @@ class Contender:
 
     layouts: what it reads in each phase; a phase that is missing it does not do.
     prepare: everything that happens once.  refuses: why it cannot run a case, or None.
-    executed_flops: operations of its algorithm.  scratch_bytes: memory beside the inputs.
-    ragged: whether sequences may differ in length.  rounds_scores: whether scores are written
-    in the dtype of the run, which costs accuracy.  odd: whether it is checked on odd lengths,
-    which costs a compilation each where lengths are compiled in.
+    executed_flops: operations of its algorithm, by variant.  scratch_bytes: memory beside the
+    inputs.  ragged: whether sequences may differ in length.  rounds_scores: whether scores are
+    written in the dtype of the run, which costs accuracy.  odd: whether it is checked on odd
+    lengths, which costs a compilation each where lengths are compiled in.
     """
 
     name: str
     layouts: Mapping[Phase, LayoutName]
     prepare: Callable[[Layout], Prepared]
-    executed_flops: Callable[[Case], int]
+    executed_flops: Callable[[Case, str | None], int]
     kernel: str | None = None
     variant: str | None = None
     refuses: Callable[[Case], str | None] = lambda case: None
@@ -110,13 +111,13 @@ def _ours(name: str, variant: str | None) -> Contender:
             )
             return o
 
-        return Prepared(call, plan.path)
+        return Prepared(call, plan.path, plan.variant)
 
     return Contender(
         name=name if variant is None else f"{name} {variant}",
         layouts=_LAYOUTS[name],
         prepare=prepare,
-        executed_flops=_EXECUTED[name](variant),
+        executed_flops=_EXECUTED[name],
         kernel=name,
         variant=variant,
         scratch_bytes=_SCRATCH.get(name, lambda case: 0),
@@ -137,18 +138,14 @@ def _cached_scratch(case: Case) -> int:
 _SCRATCH: dict[str, Callable[[Case], int]] = {"naive": _naive_scratch, "cached": _cached_scratch}
 
 
-def _lazy_flops(variant: str | None) -> Callable[[Case], int]:
+def _lazy_flops(case: Case, variant: str | None) -> int:
     """Scores, and the rotations: of queries once per document in sight, or of every key."""
-
-    def executed(case: Case) -> int:
-        task, heads = case.task, case.heads
-        if variant in ("rotate-k", "rematerialise"):
-            rows = case.batch_size * case.context_tokens
-            return flops(task) + rotation_flops(rows, heads.num_kv_heads, heads.head_dim)
-        rows = case.batch_size * _documents_in_sight(case)
-        return flops(task) + rotation_flops(rows, heads.num_q_heads, heads.head_dim)
-
-    return executed
+    heads = case.heads
+    if variant in ("rotate-k", "rematerialise"):
+        rows = case.batch_size * case.context_tokens
+        return flops(case.task) + rotation_flops(rows, heads.num_kv_heads, heads.head_dim)
+    rows = case.batch_size * _documents_in_sight(case)
+    return flops(case.task) + rotation_flops(rows, heads.num_q_heads, heads.head_dim)
 
 
 def _documents_in_sight(case: Case) -> int:
@@ -158,9 +155,9 @@ def _documents_in_sight(case: Case) -> int:
     return sum(case.context_tokens - max(start, first) for start in starts)
 
 
-_EXECUTED: dict[str, Callable[[str | None], Callable[[Case], int]]] = {
-    "naive": lambda variant: lambda case: recompute_flops(case.task),
-    "cached": lambda variant: lambda case: materialised_flops(case.task),
-    "flash": lambda variant: lambda case: flops(case.task),
+_EXECUTED: dict[str, Callable[[Case, str | None], int]] = {
+    "naive": lambda case, variant: recompute_flops(case.task),
+    "cached": lambda case, variant: materialised_flops(case.task),
+    "flash": lambda case, variant: flops(case.task),
     "lazy": _lazy_flops,
 }

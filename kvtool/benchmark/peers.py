@@ -81,7 +81,7 @@ def select(names: Sequence[str], device_type: str) -> tuple[list[Contender], lis
     return chosen, left_out
 
 
-def _task_flops(case: Case) -> int:
+def _task_flops(case: Case, variant: str | None) -> int:
     return flops(case.task)
 
 
@@ -205,11 +205,11 @@ def _workspace(device: torch.device) -> Any:
     return torch.zeros(FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
-def _flashinfer_flops(case: Case) -> int:
+def _flashinfer_flops(case: Case, variant: str | None) -> int:
     """With ROPE_LLAMA every key is turned, and the query once."""
     heads, batch = case.heads, case.batch_size
     keys = rotation_flops(batch * case.context_tokens, heads.num_kv_heads, heads.head_dim)
-    return _task_flops(case) + keys + rotation_flops(batch, heads.num_q_heads, heads.head_dim)
+    return flops(case.task) + keys + rotation_flops(batch, heads.num_q_heads, heads.head_dim)
 
 
 def _flashinfer_refuses(case: Case) -> str | None:

@@ -35,6 +35,7 @@ def row(
     contender: Contender,
     *,
     path: str,
+    variant: str | None,
     verdict: Verdict,
     roof: Roof,
     timing: Timing | None,
@@ -47,7 +48,7 @@ def row(
     task = case.task
     fields: Row = {
         "kernel": contender.kernel,
-        "variant": contender.variant,
+        "variant": variant,
         "implementation": contender.name,
         "path": path,
         "phase": case.phase,
@@ -64,7 +65,7 @@ def row(
         "mask": case.mask,
         "flops": flops(task),
         "bytes": bytes_moved(task),
-        "executed_flops": contender.executed_flops(case),
+        "executed_flops": contender.executed_flops(case, variant),
         "roof": bound(task, roof),
         "floor_s": floor_seconds(task, roof),
         "max_error": verdict.max_error,

@@ -55,7 +55,7 @@ class Result:
 class _Candidate:
     contender: Contender
     verdict: Verdict
-    path: str
+    prepared: Prepared
     prepare_s: float
     call_s: float
 
@@ -114,7 +114,8 @@ def run_case(
         row(
             case,
             c.contender,
-            path=c.path,
+            path=c.prepared.path,
+            variant=c.prepared.variant,
             verdict=c.verdict,
             roof=roof,
             timing=timings.get(c.contender.name),
@@ -248,7 +249,7 @@ def _gate_one(
     if verdict.passed:
         faults = _odd_faults(case, contender, device)
         verdict = replace(verdict, faults=faults)
-    return _Candidate(contender, verdict, prepared.path, prepare_s, call_s)
+    return _Candidate(contender, verdict, prepared, prepare_s, call_s)
 
 
 def _odd_faults(case: Case, contender: Contender, device: torch.device) -> tuple[str, ...]:
@@ -290,9 +291,10 @@ def _timed(
     for candidate in candidates:
         contender = candidate.contender
         name = contender.layouts[case.phase]
+        more = range(1, _input_sets(candidate, case, device))
         calls[contender.name] = [
-            contender.prepare(inputs.layout(i, name)).call
-            for i in range(_input_sets(candidate, case, device))
+            candidate.prepared.call,
+            *(contender.prepare(inputs.layout(i, name)).call for i in more),
         ]
     return measure(calls, device=device, budget_s=effort.budget_s, max_samples=effort.max_samples)
 

@@ -26,7 +26,14 @@ PASSED = Verdict(1e-4, 1e-3, 1e-4, ())
 def record(name="flash", samples=(0.001,), verdict=PASSED):
     timing = Timing(tuple(samples), "cpu-clock", 1, 2) if samples else None
     return row(
-        CASE, ours([name])[0], path="torch", verdict=verdict, roof=ROOF, timing=timing, facts={}
+        CASE,
+        ours([name])[0],
+        path="torch",
+        variant=None,
+        verdict=verdict,
+        roof=ROOF,
+        timing=timing,
+        facts={},
     )
 
 

@@ -29,7 +29,7 @@ def results(cases, contenders):
 
 
 def foreign(prepare, name="other", **fields):
-    return Contender(name, LAYOUTS, prepare, lambda case: 1, **fields)
+    return Contender(name, LAYOUTS, prepare, lambda case, variant: 1, **fields)
 
 
 def cached(layout):
@@ -64,6 +64,7 @@ def test_every_variant_of_lazy_passes_the_gate(variant):
 
     assert result.rows[0]["faults"] == []
     assert result.rows[0]["implementation"] == f"lazy {variant}"
+    assert result.rows[0]["variant"] == variant
 
 
 def test_an_fp8_cache_passes_the_gate():

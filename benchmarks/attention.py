@@ -1,0 +1,144 @@
+"""The figures of docs/benchmarks: every section in one process, one JSON file.
+
+    python benchmarks/attention.py --output docs/benchmarks/h200.json
+    python benchmarks/attention.py --sections decode,fp8 --output run.json
+
+Peers that compile are built beforehand, in a process beside the first sections. The file is
+complete after each case; a section that fails is named in its `warnings` and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import kvtool
+from kvtool.benchmark.ceilings import Ceilings
+from kvtool.report.output import write
+from kvtool.report.record import Report
+
+LLAMA = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+NARROW = {"heads": 32, "kv_heads": 8, "head_dim": 64}
+# (batch, context): 16,384 tokens in all, as FlashAttention's own benchmark has it
+PREFILL = ((8, 2048), (2, 8192), (1, 16384))
+DECODE = ((1, 32768), (1, 131072), (8, 8192), (32, 4096), (64, 8192))
+LAZY = ("rotate-q", "rotate-k", "rematerialise", "merge", "unsplit")
+BUILD = """
+from kvtool import bench
+shape = dict(heads=32, kv_heads=8, head_dim=128, ctx=64, samples=1)
+bench(kernel="flash", phase="decode", dtype="bfloat16", peers="flashinfer", **shape)
+"""
+
+Section = list[dict[str, Any]]
+
+
+def shapes(pairs: Sequence[tuple[int, int]], **options: Any) -> Section:
+    """One call of `kvtool.bench` per (batch, context)."""
+    return [{"batch": batch, "ctx": context, **options} for batch, context in pairs]
+
+
+def prefill(heads: dict[str, int]) -> Section:
+    kernels = {"kernel": ("flash", "lazy"), "peers": ("sdpa-cudnn", "sdpa-flash")}
+    return shapes(PREFILL, phase="prefill", mask=("causal", "full"), **kernels, **heads)
+
+
+def decode(pairs: Sequence[tuple[int, int]], **options: Any) -> Section:
+    return shapes(pairs, phase="decode", **LLAMA, **({"peers": "none"} | options))
+
+
+OURS = ("flash", "lazy")
+SECTIONS: dict[str, Section] = {
+    "prefill": prefill(LLAMA) + prefill(NARROW),
+    "default": [{"model": "llama-3-8b"}],
+    "decode": decode(
+        DECODE,
+        kernel=("cached", *OURS),
+        peers=("sdpa-cudnn", "flashinfer"),
+        doc_tokens=1024,
+    ),
+    "documents": decode(DECODE, kernel=OURS, doc_tokens=512),
+    "fp8": decode(((64, 8192),), kernel=OURS, kv_dtype=("auto", "fp8")),
+    "variants": decode(((1, 32768), (32, 4096)), kernel=OURS, variant=LAZY),
+    "generate": [{"generate": 512, "model": "llama-3-8b"}],
+}
+
+
+def main() -> None:
+    options = _arguments()
+    builder = _build_peers() if "decode" in options.sections else None
+    whole = Report("bench", {}, [], beside={"environment": {}, "sections": {}})
+    for name in options.sections:
+        if name == "decode" and builder is not None:
+            builder.wait()
+        start = time.perf_counter()
+        for call in SECTIONS[name]:
+            _run(name, call | {"device": options.device}, whole, options.output)
+        whole.beside["sections"][name] = {"seconds": time.perf_counter() - start}
+        write(whole.to_json() + "\n", options.output)
+        print(f"{name}: {time.perf_counter() - start:.1f} s, {len(whole.results)} rows", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The figures of docs/benchmarks.")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "--sections", type=lambda text: text.split(","), default=list(SECTIONS),
+        help=f"from: {', '.join(SECTIONS)}",
+    )  # fmt: skip
+    return parser.parse_args()
+
+
+def _build_peers() -> subprocess.Popen[bytes]:
+    """Compiles FlashInfer's modules in a process of its own; the cache on disk serves this one."""
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILD], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    )
+
+
+def _run(section: str, call: dict[str, Any], whole: Report, output: Path) -> None:
+    """One call of `kvtool.bench`, its rows added to `whole` case by case."""
+    done = len(whole.results)
+    known = whole.beside["environment"].get("ceilings")
+
+    def finished(report: Report, _: object) -> None:
+        _take(section, report, whole, done)
+        write(whole.to_json() + "\n", output)
+
+    try:
+        report = kvtool.bench(
+            **call,
+            command=_command(call),
+            ceilings=Ceilings(**known) if known else None,
+            finished=finished,
+        )
+        _take(section, report, whole, done)
+        lines = [f"{section}: {line}" for line in report.warnings]
+        whole.warnings += [line for line in lines if line not in whole.warnings]
+    except Exception as error:
+        whole.warnings.append(f"{section} {call}: {type(error).__name__}: {error}")
+        traceback.print_exc()
+
+
+def _take(section: str, report: Report, whole: Report, done: int) -> None:
+    whole.beside["environment"].update(report.beside["environment"])
+    whole.results[done:] = [{"section": section, **row} for row in report.results]
+
+
+def _command(call: dict[str, Any]) -> str:
+    """The command line that repeats one call."""
+    parts = []
+    for name, value in call.items():
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        parts.append(f"--{name.replace('_', '-')} {text}")
+    return f"kvtool bench {' '.join(parts)}"
+
+
+if __name__ == "__main__":
+    main()
