@@ -16,7 +16,7 @@ from kvtool.simulation.plan import Plan
 from kvtool.simulation.sample import Rates, Sample, run
 from kvtool.workload.requests import Ints
 
-# 97.5 % points of Student's t for 1, 2, .. degrees of freedom; beyond, two terms of its expansion.
+# 97.5 % points of Student's t for 1, 2, .. degrees of freedom; beyond, three terms of its expansion.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _NORMAL = 1.959964
 
@@ -128,6 +128,7 @@ def mean_interval(values: list[float]) -> tuple[float, float | None, float | Non
         z = _NORMAL
         factor = z + (z**3 + z) / (4 * freedom)
         factor += (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        factor += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
     half = factor * spread / math.sqrt(len(values))
     return mean, max(0.0, mean - half), min(1.0, mean + half)
 
