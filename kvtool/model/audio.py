@@ -14,10 +14,13 @@ INNER = ("encoder_ffn_dim", "intermediate_size")
 WIDTH = ("d_model", "hidden_size")
 
 
-def _whisper_layers(f: Fields, name: str, *, k_bias: bool) -> tuple[Weight, ...]:
+def _whisper_layers(
+    f: Fields, name: str, *, k_bias: bool = False, kv: int | None = None
+) -> tuple[Weight, ...]:
     """Attention, MLP and two norms; Whisper's own layers have no bias on their keys."""
     width = size(f, *WIDTH)
-    attention = 3 * dense(width, width) + dense(width, width, k_bias)
+    kv = kv or width
+    attention = 2 * dense(width, width) + dense(kv, width) + dense(kv, width, k_bias)
     layer = attention + mlp2(width, size(f, *INNER), width) + 4 * width
     return stack(f"{name}.layers", size(f, *LAYERS, low=0), layer)
 
@@ -32,23 +35,23 @@ def whisper(f: Fields, name: str) -> tuple[Weight, ...]:
     """Whisper's encoder: positions are counted though they never learn."""
     rows = size(f, "max_source_positions") + 2
     rest = _convolutions(f) + rows * size(f, *WIDTH)
-    return (*_whisper_layers(f, name, k_bias=False), *flat(name, rest))
+    return (*_whisper_layers(f, name), *flat(name, rest))
 
 
 def glmasr(f: Fields, name: str) -> tuple[Weight, ...]:
-    """Whisper's layers with rotary positions; not where heads share keys, which none does."""
-    heads = size(f, "num_attention_heads")
-    if f.integer("num_key_value_heads", heads) != heads:
-        raise Unstated("num_key_value_heads")
-    rest = _convolutions(f) + 2 * size(f, *WIDTH)
-    return (*_whisper_layers(f, name, k_bias=False), *flat(name, rest))
+    """Whisper's layers with rotary positions, and grouped keys where the section says so."""
+    width, shared = size(f, *WIDTH), "num_key_value_heads"
+    head = width // size(f, "num_attention_heads")
+    kv = size(f, shared) * head if f.present(shared) else width
+    rest = _convolutions(f) + 2 * width
+    return (*_whisper_layers(f, name, kv=kv), *flat(name, rest))
 
 
 def qwen2_5_omni(f: Fields, name: str) -> tuple[Weight, ...]:
     """Whisper's layers without a table of positions; a projection and two marks of the audio."""
     width, out = size(f, *WIDTH), size(f, "output_dim")
     rest = _convolutions(f) + 2 * width + dense(out, width) + 2 * out
-    return (*_whisper_layers(f, name, k_bias=False), *flat(name, rest))
+    return (*_whisper_layers(f, name), *flat(name, rest))
 
 
 def qwen3_asr(f: Fields, name: str) -> tuple[Weight, ...]:
