@@ -199,10 +199,11 @@ def _is_sparse(model: ModelSpec) -> bool:
 
 
 def _block_size(model: ModelSpec, kv: KVFormat, device: DeviceSpec | None) -> int:
-    """16; with latent layers what their kernels take: FlashAttention 16 (16-bit), FlashMLA 64
-    (fp8 and sparse), FlashInfer on Blackwell 32."""
-    if not any(isinstance(state, Latent) for state in model.states()):
-        return 16
+    """16; 128 with an index beside plain attention; with latent layers what their kernels take:
+    FlashAttention 16 (16-bit), FlashMLA 64 (fp8 and sparse), FlashInfer on Blackwell 32."""
+    kinds = {type(state) for state in model.states()}
+    if Latent not in kinds:
+        return 128 if Index in kinds else 16
     if _is_sparse(model):
         return 64
     major = (device.compute_capability or "9.0").split(".")[0] if device else "9"

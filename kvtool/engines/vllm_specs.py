@@ -31,6 +31,7 @@ from kvtool.model.spec import (
 
 Mode = Literal["none", "align", "all"]
 
+# Index keys beside plain attention (MiniMax-M3) are 16-bit, without scales (minimax_m3/indexer.py).
 # fp8_ds_mla and nvfp4_ds_mla rows of sparse latent layers of width 512 + 64 (flashmla_sparse.py):
 # 512 fp8 values, 4 float32 scales and 64 16-bit rotary values; 352 B in the 4-bit format.
 SPARSE_LATENT_BYTES = {"fp8_e4m3": 656, "fp8_e5m2": 656, "nvfp4": 352}
@@ -149,13 +150,14 @@ def _layer_specs(
 ) -> Iterable[tuple[Spec, tuple[State, ...]]]:
     recurrent = tuple(state for state in layer.states if isinstance(state, Recurrent))
     sparse = any(isinstance(state, Index) for state in layer.states)
+    latent = any(isinstance(state, Latent) for state in layer.states)
     for state in layer.states:
         if isinstance(state, Attention):
             yield _attention_spec(model, state, rules), (state,)
         elif isinstance(state, Latent):
             yield _latent_spec(model, state, rules, sparse=sparse), (state,)
         elif isinstance(state, Index):
-            row = state.row_bytes()
+            row = state.row_bytes() if latent else 2 * state.width
             yield Spec("index", (row,), row, rules.block_size), (state,)
         elif not isinstance(state, Recurrent | Shared):
             raise _uncovered(model, state.kind)

@@ -120,6 +120,16 @@ def test_sparse_latent_rows_are_656_bytes_in_fp8_and_132_of_index_key() -> None:
     assert found.bytes_per_block == 64 * 48_068
 
 
+def test_index_keys_beside_plain_attention_are_16_bit_in_blocks_of_128() -> None:
+    """MiniMax-M3 in 0.33: minimax_m3/common/indexer.py and sparse_attention.py."""
+    layer = Layer((Attention(32, 8, 128, 128), Index(128)))
+
+    found = reserve(a_model(layer), version="0.33.0")
+
+    assert found.block_size == 128
+    assert found.bytes_per_block == 128 * (2 * 8 * 128 * 2 + 256)
+
+
 def test_dense_latent_rows_are_576_bytes_in_fp8_on_every_rank() -> None:
     dense = a_model(*[Layer((Latent(576, 128, 192, 128),))] * 61)
 
