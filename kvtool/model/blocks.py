@@ -175,8 +175,10 @@ def indexer(hidden: int, q_rank: int, heads: int, width: int) -> tuple[Weight, .
     )
 
 
-def mamba1(hidden: int, inner: int, state: int, kernel: int, rank: int, *, bias: bool = False,
-           conv_bias: bool = True, norms: bool = False, name: str = "mixer") -> tuple[Weight, ...]:  # fmt: skip
+def mamba1(
+    hidden: int, inner: int, state: int, kernel: int, rank: int, *, bias: bool = False,
+    conv_bias: bool = True, norms: bool = False, name: str = "mixer",
+) -> tuple[Weight, ...]:  # fmt: skip
     """A selective state-space mixer (Mamba 1); with `norms`, Jamba's on dt, B and C."""
     weights = (
         *linear(f"{name}.in_proj", 2 * inner, hidden, part="recurrent", units=inner, bias=bias),
@@ -201,7 +203,7 @@ def mamba1(hidden: int, inner: int, state: int, kernel: int, rank: int, *, bias:
 def mamba2(hidden: int, inner: int, heads: int, groups: int, state: int, kernel: int, *,
            bias: bool = False, conv_bias: bool = True, gated_norm: bool = True,
            name: str = "mixer") -> tuple[Weight, ...]:  # fmt: skip
-    """A Mamba 2 mixer: one projection for gate, values, B, C and dt, a convolution, a gated norm."""
+    """A Mamba 2 mixer: a projection for gate, values, B, C and dt, a convolution, a gated norm."""
     channels = inner + 2 * groups * state
     weights = (
         *linear(

@@ -270,7 +270,9 @@ def attention_weights(
             "self_attn.g_proj", state.num_q_heads, hidden, part="attention", units=state.num_q_heads
         )
     if style.sinks and _has_sinks(f, state):
-        weights += (Weight("self_attn.sinks", "attention", (state.num_q_heads,), state.num_q_heads),)  # fmt: skip
+        weights += (
+            Weight("self_attn.sinks", "attention", (state.num_q_heads,), state.num_q_heads),
+        )
     return weights
 
 
@@ -279,11 +281,13 @@ def _has_sinks(f: Fields, state: Attention) -> bool:
     if f.model_type not in MIMO_V2:
         return True
     sliding = state.kind == "sliding"
-    return f.flag("add_swa_attention_sink_bias" if sliding else "add_full_attention_sink_bias", sliding)  # fmt: skip
+    return f.flag(
+        "add_swa_attention_sink_bias" if sliding else "add_full_attention_sink_bias", sliding
+    )
 
 
 def inner_size(f: Fields, style: Style, hidden: int) -> int:
-    """Width of the MLP; four times the hidden size where the class says so and the field is absent."""
+    """Width of the MLP; a multiple of the hidden size where the class says so and no field does."""
     if style.inner and not f.has("intermediate_size"):
         return style.inner * hidden
     inner = f.integer("intermediate_size")
@@ -356,7 +360,12 @@ def shared_size(f: Fields, inner: int) -> int:
     for name in ("shared_expert_intermediate_size", "share_expert_dim", "shared_intermediate_size"):
         if f.has(name):
             return f.integer(name, low=0)
-    for name in ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"):  # fmt: skip
+    for name in (
+        "n_shared_experts",
+        "num_shared_experts",
+        "moe_num_shared_experts",
+        "num_shared_expert",
+    ):
         if f.has(name):
             width = f.optional("moe_shared_expert_intermediate_size") or inner
             return f.integer(name, low=0, high=1024) * width

@@ -6,7 +6,6 @@ from kvtool.model import blocks, decoder, layout
 from kvtool.model.fields import Fields
 from kvtool.model.spec import Attention, Layer, ModelSpec, Weight
 
-
 # Encoders that transformers can also run as decoders; those are refused.
 ENCODERS = (
     "albert", "bert", "bert-generation", "big_bird", "camembert", "convbert", "data2vec-text",

@@ -108,7 +108,9 @@ def read_gemma3n(f: Fields) -> ModelSpec:
     kinds = layout.layer_kinds(f, count, "period:5")
     shared = _shared(f, count)
     inner = f.per_layer("intermediate_size", count, low=1)
-    heads, kv, width = (f.integer(name) for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))  # fmt: skip
+    heads, kv, width = (
+        f.integer(name) for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
     window = f.integer("sliding_window", high=MAX_TOKENS)
     size, inputs = _per_layer_inputs(f, count, hidden)
     streams, rank = f.integer("altup_num_inputs", 4), f.integer("laurel_rank", 64)

@@ -145,5 +145,7 @@ def _inkling2_weights(f: Fields, kind: str, hidden: int, *, first: bool) -> tupl
         Weight("branch_convolutions", "mlp", (2 * hidden, kernel)),
     )
     if full:
-        weights += (Weight("self_attn.kv_sconv.dynamic", "attention", (2 * kv * kernel, hidden), kv),)  # fmt: skip
+        weights += (
+            Weight("self_attn.kv_sconv.dynamic", "attention", (2 * kv * kernel, hidden), kv),
+        )
     return weights

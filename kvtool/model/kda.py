@@ -28,7 +28,7 @@ def _kda_kinds(f: Fields, section: Fields, layers: int) -> list[str]:
 
 
 def read_kda(f: Fields) -> ModelSpec:
-    """Kimi Linear and Kimi K3: Kimi delta attention with float32 states, latent attention between."""
+    """Kimi Linear and Kimi K3: delta attention with float32 states, latent attention between."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     section = f.child("linear_attn_config", model_type=f.model_type)
     kinds = _kda_kinds(f, section, count)
@@ -39,7 +39,9 @@ def read_kda(f: Fields) -> ModelSpec:
     weights = latent.latent_weights(f, state, hidden)
     if f.flag("mla_use_output_gate"):
         out = state.num_q_heads * state.v_head_dim
-        weights += blocks.linear("self_attn.g_proj", out, hidden, part="attention", units=state.num_q_heads)  # fmt: skip
+        weights += blocks.linear(
+            "self_attn.g_proj", out, hidden, part="attention", units=state.num_q_heads
+        )
     full_gate = section.flag("use_full_rank_gate", False)
     linear = blocks.kda_state(heads, width, kernel, f.dtype, state_dtype(f, "float32"))
     mixers: Mixers = {

@@ -101,7 +101,7 @@ def read(f: Fields) -> ModelSpec:
 
 
 def read_longcat(f: Fields) -> ModelSpec:
-    """LongCat-Flash: every layer holds two latent attentions, two dense MLPs and one set of experts.
+    """LongCat-Flash: a layer holds two latent attentions, two dense MLPs and one set of experts.
 
     Identity experts (`zero_expert_num`) take router rows and no weights.
     """
@@ -237,6 +237,8 @@ def _v4_compressor(f: Fields, ratio: int, hidden: int) -> tuple[Weight, ...]:
     return (
         *weights,
         *compressor(name, index),
-        *blocks.linear(f"{name}.q_b_proj", heads * index, f.integer("q_lora_rank"), part="attention"),
+        *blocks.linear(
+            f"{name}.q_b_proj", heads * index, f.integer("q_lora_rank"), part="attention"
+        ),
         *blocks.linear(f"{name}.weights_proj", heads, hidden, part="attention"),
     )  # fmt: skip

@@ -67,11 +67,11 @@ def layer_kinds(
 
     `layer_types` decides where the configuration has it, or MiMo-V2's `hybrid_layer_pattern` (1 is
     sliding); else `rule` does, as the class would: `full`, `sliding` (all), `switch` (sliding from
-    max_window_layers on), `even` (sliding on layers 0, 2, ..), `period:P` (full on every P-th layer),
-    `first:P` (full on the first of each P), `backward:P` (full on the last layer and every P-th
-    before it), `period_last:P` (as `period:P`, the last layer too), `flint`, `listed` (a list of
-    windows), `chunked` (where layers use rotary positions). A kind that is not `allowed`, because the family has no such
-    layers, is a fault.
+    max_window_layers on), `even` (sliding on layers 0, 2, ..), `period:P` (full on every P-th
+    layer), `first:P` (full on the first of each P), `backward:P` (full on the last layer and every
+    P-th before it), `period_last:P` (as `period:P`, the last layer too), `flint`, `listed` (a list
+    of windows), `chunked` (where layers use rotary positions). A kind that is not `allowed`,
+    because the family has no such layers, is a fault.
     """
     listed = listed_types(f, layers)
     if listed is not None:
@@ -116,7 +116,9 @@ def _by_rule(f: Fields, layers: int, rule: Rule) -> list[str]:
     if name == "backward":
         return ["sliding" if (layers - 1 - i) % int(argument) else "full" for i in range(layers)]
     if name == "flint":
-        return ["full" if i < 2 or i % 4 == 1 or i == layers - 1 else "sliding" for i in range(layers)]  # fmt: skip
+        return [
+            "full" if i < 2 or i % 4 == 1 or i == layers - 1 else "sliding" for i in range(layers)
+        ]
     if name == "listed":
         return _listed_windows(f, layers)
     if name == "even":
@@ -139,7 +141,9 @@ def periodic(f: Fields, layers: int, period: int) -> list[str]:
             if not pattern or set(pattern) - {"L", "G"}:
                 f.fault(name, pattern, "a number or a string of L and G")
                 return ["full"] * layers
-            return ["sliding" if pattern[i % len(pattern)] == "L" else "full" for i in range(layers)]  # fmt: skip
+            return [
+                "sliding" if pattern[i % len(pattern)] == "L" else "full" for i in range(layers)
+            ]
         period = f.integer(name)
     return ["sliding" if (i + 1) % period else "full" for i in range(layers)]
 

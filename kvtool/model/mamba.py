@@ -158,7 +158,7 @@ def read_falcon_h1(f: Fields) -> ModelSpec:
 
 
 def read_granite_hybrid(f: Fields) -> ModelSpec:
-    """Granite 4: Mamba 2 and attention layers; a shared MLP beside the experts, if there are any."""
+    """Granite 4: Mamba 2 and attention layers; a shared MLP beside experts, if there are any."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     listed = f.strings("layers_block_type")
     if f.strings("layer_types") is not None:

@@ -171,7 +171,10 @@ def read_olmo_hybrid(f: Fields) -> ModelSpec:
     kinds = full_kinds(f, count, 4)
     if "full" not in kinds:
         kinds[-1] = "full"
-    keys, values = f.integer("linear_num_key_heads", heads), f.integer("linear_num_value_heads", heads)  # fmt: skip
+    keys, values = (
+        f.integer("linear_num_key_heads", heads),
+        f.integer("linear_num_value_heads", heads),
+    )
     key_dim = f.integer("linear_key_head_dim", int(0.75 * hidden / keys))
     value_dim = f.integer("linear_value_head_dim", 2 * key_dim)
     shape = (keys, values, key_dim, value_dim, f.integer("linear_conv_kernel_dim", 4))
@@ -188,7 +191,7 @@ def read_olmo_hybrid(f: Fields) -> ModelSpec:
 
 
 def read_lightning(f: Fields) -> ModelSpec:
-    """MiniMax-01: lightning attention keeps one matrix per head, every eighth layer attends in full."""
+    """MiniMax-01: lightning attention keeps a matrix per head, each eighth layer attends in full."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     listed = f.integers("attn_type_list", high=1)
     if listed is not None and len(listed) != count:
@@ -228,7 +231,9 @@ def read_lfm2(f: Fields) -> ModelSpec:
     state = attention_state(f)
     kernel, bias = f.integer("conv_L_cache", 3), f.flag("conv_bias", False)
     conv: tuple[Weight, ...] = (
-        *blocks.linear("conv.in_proj", 3 * hidden, hidden, part="recurrent", units=hidden, bias=bias),
+        *blocks.linear(
+            "conv.in_proj", 3 * hidden, hidden, part="recurrent", units=hidden, bias=bias
+        ),
         Weight("conv.conv", "recurrent", (hidden, kernel), hidden),
         *blocks.linear(
             "conv.out_proj", hidden, hidden, part="recurrent", units=hidden, bias=bias, rows=True
@@ -254,7 +259,7 @@ def read_lfm2(f: Fields) -> ModelSpec:
 
 
 def _lfm_kinds(f: Fields, layers: int, *, third: bool) -> list[str]:
-    """`layer_types`, else full layers as in `full_attn_idxs` (LFM2) or the turns of four of LFM3."""
+    """`layer_types`, else full layers by `full_attn_idxs` (LFM2) or the turns of four of LFM3."""
     if f.strings("layer_types") is not None:
         kinds = ("full", "conv", "sliding") if third else ("full", "conv")
         return layout.layer_kinds(f, layers, allowed=kinds)
@@ -271,7 +276,9 @@ def read_griffin(f: Fields) -> ModelSpec:
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     pattern = f.strings("block_types") or ["recurrent", "recurrent", "attention"]
     f.one_of("block_types", pattern, ("recurrent", "attention"))
-    kinds = ["linear" if pattern[i % len(pattern)] == "recurrent" else "sliding" for i in range(count)]  # fmt: skip
+    kinds = [
+        "linear" if pattern[i % len(pattern)] == "recurrent" else "sliding" for i in range(count)
+    ]
     width = f.integer("lru_width", hidden)
     kernel = f.integer("conv1d_width", 4)
     state = replace(
@@ -280,8 +287,9 @@ def read_griffin(f: Fields) -> ModelSpec:
     heads = state.num_q_heads
     block = width // heads
     recurrent = (
-        *blocks.linear("temporal_block.linear_y", width, hidden, part="recurrent", units=heads, bias=True),
-        *blocks.linear("temporal_block.linear_x", width, hidden, part="recurrent", units=heads, bias=True),
+        *blocks.linear(
+            "temporal_block.linear_yx", 2 * width, hidden, part="recurrent", units=heads, bias=True
+        ),
         *blocks.linear(
             "temporal_block.linear_out", hidden, width, part="recurrent", units=heads, bias=True,
             rows=True,

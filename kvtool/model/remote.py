@@ -87,8 +87,8 @@ PER_LAYER = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_exp
 
 
 def read_hunyuan(f: Fields) -> ModelSpec:
-    """Hunyuan: lists of equal entries per layer; with `use_cla` each `cla_share_factor` layers share
-    the keys and values of the first of them (Hunyuan-Large)."""
+    """Hunyuan: lists of equal entries; with `use_cla` each `cla_share_factor` layers share the keys
+    and values of the first of them (Hunyuan-Large)."""
     style = STYLES[SAME_AS.get(f.model_type, f.model_type)]
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     flat = {**f.raw}

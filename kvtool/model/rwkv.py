@@ -23,7 +23,9 @@ def read_rwkv(f: Fields) -> ModelSpec:
             Weight("attention.mix", "recurrent", (3, hidden)),
             Weight("attention.time", "recurrent", (2, inner), inner),
             *blocks.linear("attention.kvr", 3 * inner, hidden, part="recurrent", units=inner),
-            *blocks.linear("attention.output", hidden, inner, part="recurrent", units=inner, rows=True),
+            *blocks.linear(
+                "attention.output", hidden, inner, part="recurrent", units=inner, rows=True
+            ),
             Weight("feed_forward.mix", "mlp", (2, hidden)),
             *blocks.linear("feed_forward.key", ff, hidden, part="mlp", units=ff),
             *blocks.linear("feed_forward.receptance", hidden, hidden, part="mlp"),
@@ -58,8 +60,12 @@ def read_xlstm(f: Fields) -> ModelSpec:
     name = "mlstm_layer"
     weights = (
         *blocks.linear(f"{name}.qk", 2 * keys, hidden, part="recurrent", units=heads, bias=bias),
-        *blocks.linear(f"{name}.v_gate", 2 * values, hidden, part="recurrent", units=heads, bias=bias),
-        *blocks.linear(f"{name}.if_gates", 2 * heads, hidden, part="recurrent", units=heads, bias=True),
+        *blocks.linear(
+            f"{name}.v_gate", 2 * values, hidden, part="recurrent", units=heads, bias=bias
+        ),
+        *blocks.linear(
+            f"{name}.if_gates", 2 * heads, hidden, part="recurrent", units=heads, bias=True
+        ),
         Weight(f"{name}.multihead_norm", "norm", (values,), heads),
         *blocks.linear(f"{name}.out_proj", hidden, values, part="recurrent", units=heads, bias=bias,
                        rows=True),

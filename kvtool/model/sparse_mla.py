@@ -1,4 +1,4 @@
-"""Latent attention with an indexer and a shape of its own: A.X-K2, Hy4, Mistral Large 4, dots3-note.
+"""Latent attention with an indexer and more: A.X-K2, Hy4, Mistral Large 4, dots3-note.
 
 Source: the modeling code of transformers 5.24.
 """

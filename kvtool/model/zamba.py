@@ -11,7 +11,14 @@ from kvtool.model.recurrent import state_dtype
 from kvtool.model.spec import Attention, Layer, ModelSpec, Recurrent, State, Weight
 from kvtool.model.styles import PLAIN
 
-_ENTRIES = {"hybrid": True, "linear_attention": False, "mamba": False, "mamba2": False, "g": True, "m": False}  # fmt: skip
+_ENTRIES = {
+    "hybrid": True,
+    "linear_attention": False,
+    "mamba": False,
+    "mamba2": False,
+    "g": True,
+    "m": False,
+}
 
 
 def _hybrids(f: Fields, layers: int, default: list[bool]) -> list[bool]:

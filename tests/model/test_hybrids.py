@@ -158,7 +158,8 @@ def test_models_without_attention_do_not_grow(kind: str) -> None:
 def test_loops_keep_rows_for_every_pass() -> None:
     """Dory: the middle layers run twice and keep each pass, unless only the last is asked for."""
     config = {**LLAMA, "model_type": "dory", "num_hidden_layers": 4, "head_dim": 128,
-              "num_key_value_heads": 32, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1,
+              "num_key_value_heads": 32, "n_input_layers": 1, "n_recurrent_layers": 2,
+              "n_output_layers": 1,
               "n_recurrent_loops": 2, "layer_types": ["full_attention"] * 4,
               "sliding_window": 1024}  # fmt: skip
     row = 2 * 4096 * 2
