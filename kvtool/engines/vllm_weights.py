@@ -138,10 +138,11 @@ def _weight_bytes(name: str, weight: Weight, loading: Loading) -> tuple[int, ...
     scheme = loading.scheme
     if last in FLOAT32_PARAMETERS:
         return (share * 4,)
-    if scheme is None or not weight.linear or scheme.skipped(name):
+    packing = scheme.packing_of(name) if scheme is not None and weight.linear else None
+    if packing is None:
         return (share * DTYPES[loading.plain].block_bytes,)
-    whole = -(-scheme.packing.bytes(weight.shape) * share // weight.elements)
-    values = int(share * scheme.packing.weight)
+    whole = -(-packing.bytes(weight.shape) * share // weight.elements)
+    values = int(share * packing.weight)
     return values, whole - values
 
 

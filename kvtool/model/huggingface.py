@@ -176,7 +176,13 @@ def _with_towers(spec: ModelSpec, root: Fields) -> ModelSpec:
 
     weights, unknown = towers(root, spec.hidden_size)
     if not unknown:
-        return replace(spec, encoder=spec.encoder + weights)
+        absent = [
+            f"the configuration has no {name}: parameters of the text model alone"
+            for name in ("vision_config", "audio_config")
+            if section_type(root.model_type, name) and not isinstance(root.raw.get(name), Mapping)
+        ]
+        notes = (*spec.notes, *absent) if not weights and not spec.encoder else spec.notes
+        return replace(spec, encoder=spec.encoder + weights, notes=notes)
     return replace(
         spec,
         encoder=spec.encoder + weights,
@@ -265,7 +271,20 @@ def _quantization(root: Fields, text: Fields) -> dict[str, object] | None:
     for fields in (root, text):
         for name in ("quantization_config", "compression_config"):
             value = fields.raw.get(name)
-            if isinstance(value, Mapping):
-                fields.used.add(fields.path + name)
-                return dict(value)
+            if value is None or value == {}:
+                continue
+            if not isinstance(value, Mapping):
+                fields.fault(name, value, "a mapping")
+                return None
+            fields.used.add(fields.path + name)
+            return _expert_dtype(root, text) | dict(value)
     return None
+
+
+def _expert_dtype(root: Fields, text: Fields) -> dict[str, object]:
+    """DeepSeek V4 states its experts' type beside the scheme of everything else."""
+    for fields in (root, text):
+        if fields.raw.get("expert_dtype") is not None:
+            fields.used.add(fields.path + "expert_dtype")
+            return {"expert_dtype": fields.raw["expert_dtype"]}
+    return {}

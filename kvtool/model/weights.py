@@ -127,9 +127,10 @@ def _named(layers: Iterable[Layer], first: int) -> list[tuple[str, Weight]]:
 
 def _bytes(name: str, weight: Weight, scheme: Scheme | None, plain: str, parallel: Parallel) -> int:
     share = weight.share(parallel)
-    if not weight.linear or scheme is None or scheme.skipped(name):
+    packing = scheme.packing_of(name) if scheme is not None and weight.linear else None
+    if packing is None:
         return share * DTYPES[plain].block_bytes
-    return _packed(weight, share, scheme.packing)
+    return _packed(weight, share, packing)
 
 
 def _packed(weight: Weight, share: int, packing: Packing) -> int:
