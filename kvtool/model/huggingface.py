@@ -168,10 +168,11 @@ def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]
 
 def _with_towers(spec: ModelSpec, root: Fields) -> ModelSpec:
     """`spec` with the vision and audio towers beside its decoder."""
-    if not any(isinstance(value, Mapping) for value in root.raw.values()) and (
-        root.model_type not in ("molmo", "fuyu")
-    ):
+    nested = any(isinstance(value, Mapping) for value in root.raw.values())
+    composite = section_type(root.model_type, "text_config") or root.model_type == "molmo"
+    if not nested and not composite:
         return spec
+    from kvtool.model.counting import part_type
     from kvtool.model.towers import towers
 
     weights, unknown = towers(root, spec.hidden_size)
@@ -179,7 +180,7 @@ def _with_towers(spec: ModelSpec, root: Fields) -> ModelSpec:
         absent = [
             f"the configuration has no {name}: parameters of the text model alone"
             for name in ("vision_config", "audio_config")
-            if section_type(root.model_type, name) and not isinstance(root.raw.get(name), Mapping)
+            if part_type(root.model_type, name)[0] and not isinstance(root.raw.get(name), Mapping)
         ]
         notes = (*spec.notes, *absent) if not weights and not spec.encoder else spec.notes
         return replace(spec, encoder=spec.encoder + weights, notes=notes)
