@@ -109,7 +109,7 @@ def experts(
             f"{name}.experts.{projection}", "experts", (count, *extents), units, packed, top_k
         )
 
-    weights = (
+    weights: tuple[Weight, ...] = (
         Weight(f"{name}.{router}", "router", (count, hidden)),
         expert("gate_up_proj" if gated else "up_proj", up, hidden, units=inner),
         expert("down_proj", hidden, inner, units=inner),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvtool.model import blocks, decoder, layout
 from kvtool.model.fields import Fields
-from kvtool.model.spec import Attention, Layer, ModelSpec, Weight
+from kvtool.model.spec import Layer, ModelSpec, Weight
 from kvtool.model.styles import PLAIN
 
 
@@ -19,7 +19,6 @@ def read_mllama(f: Fields) -> ModelSpec:
         f.lacks("cross_attention_layers")
         chosen = []
     state = decoder.attention_states(f, ["full"] * count)[0]
-    assert isinstance(state, Attention)
     cross = replace(state, kind="cross")
     weights = blocks.attention(state, hidden)
     tail = blocks.mlp(hidden, f.integer("intermediate_size")) + blocks.norm(

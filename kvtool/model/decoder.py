@@ -9,7 +9,7 @@ from typing import Any
 from kvtool.model import blocks, layout
 from kvtool.model.extras import extra_weights
 from kvtool.model.fields import MAX_TOKENS, MAX_VOCAB, Fields
-from kvtool.model.spec import Attention, Index, Layer, ModelSpec, Shared, State, Weight
+from kvtool.model.spec import Attention, Index, Layer, ModelSpec, State, Weight
 from kvtool.model.styles import Style
 
 # Width of the MLPs that stand where other layers have experts, under its published names.
@@ -116,7 +116,7 @@ def mtp_layers(f: Fields, template: Layer, hidden: int) -> tuple[Layer, ...]:
     return (replace(template, weights=template.weights + extra),) * count
 
 
-def attention_states(f: Fields, kinds: Sequence[str]) -> list[Attention | Shared]:
+def attention_states(f: Fields, kinds: Sequence[str]) -> list[Attention]:
     """What every layer keeps: its heads and widths, bounded by its window or chunk."""
     layers = len(kinds)
     heads, kv = query_heads(f, layers), kv_heads(f, layers)
@@ -126,7 +126,7 @@ def attention_states(f: Fields, kinds: Sequence[str]) -> list[Attention | Shared
     window = layout.window(f)
     chunk = f.optional("attention_chunk_size", high=MAX_TOKENS)
     local = _local(f)
-    states: list[Attention | Shared] = []
+    states: list[Attention] = []
     for i, kind in enumerate(kinds):
         state = Attention(heads[i], kv[i], widths[i], value if widths[i] == width else widths[i])
         if kind == "sliding" and window is not None:
@@ -251,11 +251,8 @@ def norms(f: Fields, style: Style, hidden: int) -> tuple[Weight, ...]:
     return blocks.norm("norms", hidden, bias=style.norm_bias, count=count)
 
 
-def attention_weights(
-    f: Fields, style: Style, state: Attention | Shared, hidden: int
-) -> tuple[Weight, ...]:
-    if isinstance(state, Shared):
-        return ()
+def attention_weights(f: Fields, style: Style, state: Attention, hidden: int) -> tuple[Weight, ...]:
+    """Projections of the layer that keeps `state`, and what `style` puts beside them."""
     weights = blocks.attention(
         state,
         hidden,

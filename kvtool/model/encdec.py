@@ -228,9 +228,9 @@ def read_t5gemma(f: Fields) -> ModelSpec:
     kinds = layout.layer_kinds(f, count, "period:6" if second else "even")
     style = replace(GEMMA, qk_norm="head" if second else "", norms=4 if second else 6)
     source = f.integer("cross_attention_hidden_size", hidden)
+    states = decoder.attention_states(f, kinds)
     made = {}
-    for state in dict.fromkeys(decoder.attention_states(f, kinds)):
-        assert isinstance(state, Attention)
+    for state in dict.fromkeys(states):
         cross = replace(state, kind="cross", limit=None)
         weights = decoder.attention_weights(f, style, state, hidden)
         if not second:
@@ -239,7 +239,6 @@ def read_t5gemma(f: Fields) -> ModelSpec:
             weights += (queries, *heads, out)
         weights += decoder.feed_forward(f, style, hidden, sparse=False)
         made[state] = Layer((state, cross), weights + decoder.norms(f, style, hidden))
-    states = decoder.attention_states(f, kinds)
     spec = decoder.assemble(f, style, tuple(made[state] for state in states), hidden)
     return replace(
         spec,

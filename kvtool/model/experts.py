@@ -55,11 +55,7 @@ def read_muse_spark(f: Fields) -> ModelSpec:
     each residual; the last layer and every fourth before it attend in full."""
     style = replace(LLAMA, output_gate=True, rule="backward:4")
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
-    states = [
-        state
-        for state in decoder.attention_states(f, layout.layer_kinds(f, count, style.rule))
-        if isinstance(state, Attention)
-    ]
+    states = decoder.attention_states(f, layout.layer_kinds(f, count, style.rule))
     pooled, inner = f.integer("moe_hidden_size"), f.integer("moe_intermediate_size")
     number, top = f.integer("num_experts"), f.integer("num_experts_per_tok")
     sparse = (
@@ -83,11 +79,7 @@ def read_ernie_vl(f: Fields) -> ModelSpec:
     """
     style = STYLES["ernie4_5_moe"]
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
-    states = [
-        state
-        for state in decoder.attention_states(f, ["full"] * count)
-        if isinstance(state, Attention)
-    ]
+    states = decoder.attention_states(f, ["full"] * count)
     inner = f.integers("moe_intermediate_size", low=1) or [1, 1]
     number, top = _pair(f, "num_experts"), f.integer("num_experts_per_tok")
     if len(inner) != 2:

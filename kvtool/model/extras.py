@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvtool.model import blocks
 from kvtool.model.fields import Fields
-from kvtool.model.spec import Attention, Shared, Weight
+from kvtool.model.spec import Attention, Weight
 
 Extra = Callable[[Fields, Attention, int, bool], tuple[Weight, ...]]
 
@@ -74,11 +74,7 @@ EXTRAS: dict[str, Extra] = {
 }
 
 
-def extra_weights(
-    f: Fields, state: Attention | Shared, hidden: int, *, sparse: bool
-) -> tuple[Weight, ...]:
+def extra_weights(f: Fields, state: Attention, hidden: int, *, sparse: bool) -> tuple[Weight, ...]:
     """What the family of `f` adds to a layer that keeps `state`; nothing for most."""
     extra = EXTRAS.get(f.model_type)
-    if extra is None or isinstance(state, Shared):
-        return ()
-    return extra(f, state, hidden, sparse)
+    return extra(f, state, hidden, sparse) if extra else ()

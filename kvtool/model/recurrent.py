@@ -191,7 +191,7 @@ def read_olmo_hybrid(f: Fields) -> ModelSpec:
 
 
 def read_lightning(f: Fields) -> ModelSpec:
-    """MiniMax-01: lightning attention keeps a matrix per head, each eighth layer attends in full."""
+    """MiniMax-01: lightning attention, a matrix per head; one layer of eight attends in full."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     listed = f.integers("attn_type_list", high=1)
     if listed is not None and len(listed) != count:

@@ -148,7 +148,7 @@ def _nas_layer(f: Fields, entry: Any, hidden: int, heads: int, width: int) -> La
     )
     attention, ffn = block.child("attention"), block.child("ffn")
     states: tuple[Attention, ...] = ()
-    weights = ()
+    weights: tuple[Weight, ...] = ()
     if attention.flag("replace_with_linear", False):
         weights += blocks.linear("self_attn.linear", hidden, hidden, part="attention", units=heads)
     elif not attention.flag("no_op", False):

@@ -123,7 +123,9 @@ def read_zamba2(f: Fields) -> ModelSpec:
     shared = []
     for first in range(number):
         mine = len(range(first, uses, number))
-        adapters = (Weight("shared.mlp_adapters", "mlp", (mine, rank, hidden + 2 * ff)),)
+        adapters: tuple[Weight, ...] = (
+            Weight("shared.mlp_adapters", "mlp", (mine, rank, hidden + 2 * ff)),
+        )
         if f.flag("use_shared_attention_adapter", False):
             adapters += (Weight("shared.qkv_adapters", "attention", (mine, 3 * rank, 2 * wide)),)
         shared.append(block + adapters)
