@@ -1,0 +1,1 @@
+"""A run of `kvtool simulate`: options, plan, sweep over seeds and sizes, answers."""
