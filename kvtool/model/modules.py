@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice, product
 from typing import NamedTuple
 
@@ -83,41 +84,62 @@ def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
     >>> matcher(["lm_head", "re:.*self_attn.*"])("model.layers.3.self_attn.q_proj")
     True
     """
-    names: set[str] = set()
-    wildcards: dict[str, list[Pattern]] = {}
+    modules = _Modules()
     for pattern in patterns:
         if len(pattern) > MAX_LENGTH:
             raise NotUnderstood(f"{pattern[:40]}.. ({len(pattern):,} characters)")
-        if "*" not in pattern and "?" not in pattern and not pattern.startswith("re:"):
-            names.update(_variants(pattern))
-            continue
-        for found in _patterns(pattern):
-            if len(found.pieces) > MAX_PIECES:
-                raise NotUnderstood(pattern)
-            wildcards.setdefault(_bucket(found), []).append(found)
-    crowded = max((len(w) for w in wildcards.values()), default=0)
-    if crowded > MAX_WILDCARDS or len(wildcards.get("numbered", ())) > MAX_NUMBERED:
-        raise NotUnderstood(f"{crowded:,} wildcards")
-    by_tail: dict[str, bool] = {}
+        if "*" in pattern or "?" in pattern or pattern.startswith("re:"):
+            modules.add_wildcards(_patterns(pattern), pattern)
+        else:
+            modules.add_names(_variants(pattern))
+    return modules
 
-    def any_of(bucket: str, name: str) -> bool:
-        return any(_match(p, name) for p in wildcards.get(bucket, ()))
 
-    def matches(module: str) -> bool:
+class _Modules:
+    """Names and wildcards by what a module must have for them to be tried.
+
+    `loose` names and `general` wildcards hold for any layer: what they say of a module is kept by
+    the rest of its name.
+    """
+
+    def __init__(self) -> None:
+        self.loose: set[str] = set()
+        self.numbered: set[str] = set()
+        self.wildcards: dict[str, list[Pattern]] = {}
+        self.by_rest: dict[str, bool] = {}
+
+    def add_names(self, names: Iterable[str]) -> None:
+        for name in names:
+            has_number = any(part.isdecimal() for part in name.split("."))
+            (self.numbered if has_number else self.loose).add(name)
+
+    def add_wildcards(self, patterns: Iterable[Pattern], text: str) -> None:
+        for pattern in patterns:
+            bucket = self.wildcards.setdefault(key := _bucket(pattern), [])
+            bucket.append(pattern)
+            limit = MAX_NUMBERED if key == "numbered" else MAX_WILDCARDS
+            if len(pattern.pieces) > MAX_PIECES or len(bucket) > limit:
+                raise NotUnderstood(f"{text} ({len(bucket):,} of its kind)")
+
+    def __call__(self, module: str) -> bool:
         name = _start(module)
         head, _, rest = name.partition(".")
-        number, _, tail = rest.partition(".")
-        if _named(name, names) or any_of("numbered", name):
-            return True
+        number, _, rest = rest.partition(".")
         if head != "layers" or not number.isdecimal():
-            return any_of("general", name)
-        if any(any_of(f"{number[:i]}*", name) for i in range(1, len(number) + 1)):
-            return True
-        if tail not in by_tail:
-            by_tail[tail] = any_of("general", name)
-        return by_tail[tail] or any_of(f"{number}.", name)
+            names = self.loose | self.numbered
+            return _named(name, names) or any(map(partial(self._fits, name=name), self.wildcards))
+        if rest not in self.by_rest:
+            self.by_rest[rest] = _named(f"layers.{rest}", self.loose) or self._fits("general", name)
+        return (
+            self.by_rest[rest]
+            or (bool(self.numbered) and _named(name, self.numbered))
+            or any(self._fits(f"{number[:i]}*", name) for i in range(1, len(number) + 1))
+            or self._fits(f"{number}.", name)
+            or self._fits("numbered", name)
+        )
 
-    return matches
+    def _fits(self, bucket: str, name: str) -> bool:
+        return any(_match(pattern, name) for pattern in self.wildcards.get(bucket, ()))
 
 
 def _start(name: str) -> str:
