@@ -191,8 +191,10 @@ def _integers(config: Mapping[str, Any], method: str, where: str) -> Packing:
 
 
 def _int(bits: object, group: object, zero: bool, where: str, column: int = 0) -> Packing:
-    if bits not in (4, 8) or not (group == -1 or _whole(group, 65_536)):
-        raise _unknown("bits, group_size", (bits, group), where)
+    if bits not in (4, 8):
+        raise _unknown("bits", bits, where)
+    if group != -1 and not _whole(group, 65_536):
+        raise _unknown("group_size", group, where)
     assert isinstance(bits, int | float)
     assert isinstance(group, int)
     width = bits / 8
