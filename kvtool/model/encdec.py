@@ -170,12 +170,17 @@ def read_bart(f: Fields) -> ModelSpec:
         rows = f.integer("max_position_embeddings", high=MAX_TOKENS) + shape.positions
         ends += (Weight("embed_positions", "embedding", (rows, hidden)),)
     spec = decoder.assemble(f, replace(PLAIN, final_norm=False), layers, hidden)
-    return replace(
+    spec = replace(
         spec,
         embedding=(*spec.embedding, *ends),
         encoder=encoder + ends,
         encoder_tokens=spec.max_context,
     )
+    if not f.flag("is_decoder", False):
+        return spec
+    # The decoder of a composite such as Donut, whose encoder looks at images.
+    note = f"the encoder beside this {f.model_type} decoder is not counted here"
+    return replace(spec, encoder=(), encoder_tokens=None, weights_known=False, notes=(note,))
 
 
 def _square(f: Fields, name: str, hidden: int) -> Attention:

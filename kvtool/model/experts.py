@@ -78,10 +78,12 @@ def read_ernie_vl(f: Fields) -> ModelSpec:
     A text token uses the text experts alone, so those of the images are active for none.
     """
     style = STYLES["ernie4_5_moe"]
+    number = _pair(f, "num_experts")
+    f = decoder.renamed(f, {**f.raw, **_first_of_pairs(f), "num_experts": number[0]})
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     states = decoder.attention_states(f, ["full"] * count)
     inner = f.integers("moe_intermediate_size", low=1) or [1, 1]
-    number, top = _pair(f, "num_experts"), f.integer("num_experts_per_tok")
+    top = f.integer("num_experts_per_tok")
     if len(inner) != 2:
         f.fault("moe_intermediate_size", inner, "a width for text and one for images")
         inner = [1, 1]
@@ -97,6 +99,18 @@ def read_ernie_vl(f: Fields) -> ModelSpec:
     weights += decoder.norms(f, style, hidden)
     moe = layout.moe_layers(f, count, 1)
     return decoder.assemble(f, style, _layers(f, weights, states, mlps, moe), hidden)
+
+
+def _first_of_pairs(f: Fields) -> dict[str, int]:
+    """Where experts begin and end, which the first configurations give for text and images apart."""
+    found = {}
+    for name in ("moe_layer_start_index", "moe_layer_end_index"):
+        if isinstance(f.raw.get(name), list):
+            first, *others = f.integers(name) or [0]
+            if set(others) - {first}:
+                f.fault(name, f.raw[name], "the same layer for text and for images")
+            found[name] = first
+    return found
 
 
 def _pair(f: Fields, name: str) -> tuple[int, int]:

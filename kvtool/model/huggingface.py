@@ -20,6 +20,7 @@ from kvtool.model import (
     loops,
     mamba,
     recurrent,
+    refused,
     remote,
     rwkv,
     sparse_mla,
@@ -42,7 +43,7 @@ Reader = Callable[[Fields], ModelSpec]
 READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite",
-         "minicpm3", "youtu", "axk1", "deepseek_vl_v2", "mistral4", "sarvam_mla"),
+         "mistral_large_3", "minicpm3", "youtu", "axk1", "deepseek_vl_v2", "mistral4", "sarvam_mla"),
         latent.read,
     ),
     "axk2": sparse_mla.read_axk2,
@@ -67,7 +68,7 @@ READERS: dict[str, Reader] = {
     "zamba": zamba.read_zamba,
     "zamba2": zamba.read_zamba2,
     "zaya": zamba.read_zaya,
-    **dict.fromkeys(("minimax", "minimax_text_01"), recurrent.read_lightning),
+    **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1"), recurrent.read_lightning),
     **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), recurrent.read_lfm2),
     "lara_mini": recurrent.read_lara,
     **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), recurrent.read_qwen4),
@@ -96,7 +97,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(encoders.ENCODERS, encoders.read_encoder),
     "jetmoe": experts.read_jetmoe,
     **dict.fromkeys(("muse_spark", "muse_spark_text"), experts.read_muse_spark),
-    "ernie4_5_vl_moe_text": experts.read_ernie_vl,
+    **dict.fromkeys(("ernie4_5_vl_moe_text", "ernie4_5_moe_vl"), experts.read_ernie_vl),
     "doge": experts.read_doge,
     **dict.fromkeys(special.RENAMED, special.read_renamed),
     "modernbert-decoder": special.read_modernbert,
@@ -107,6 +108,7 @@ READERS: dict[str, Reader] = {
     ),
     **dict.fromkeys(("RefinedWeb", "RefinedWebModel"), remote.read_refined_web),
     **dict.fromkeys(("iquestloopcoder", "iquest_loopcoder"), remote.read_loopcoder),
+    **dict.fromkeys(refused.REASONS, refused.read),
     "openelm": special.read_openelm,
     "nemotron-nas": special.read_nas,
     "dbrx": special.read_dbrx,
@@ -121,7 +123,7 @@ ARCHITECTURES = {"MiniCPM3ForCausalLM": "minicpm3"}
 
 
 def known_types() -> list[str]:
-    return sorted({*READERS, *STYLES, *SAME_AS})
+    return sorted({*READERS, *STYLES, *SAME_AS} - refused.REASONS.keys())
 
 
 def _reader(model_type: str) -> Reader | None:

@@ -16,7 +16,7 @@ from kvtool.model.spec import (
     State,
     Weight,
 )
-from kvtool.model.styles import Style
+from kvtool.model.styles import STYLES, Style
 
 STYLE = Style(shared="gated")
 
@@ -74,8 +74,23 @@ def index_layers(f: Fields, layers: int) -> list[bool]:
     return [max(i - offset + 1, 0) % freq == 0 for i in range(layers)]
 
 
+# Fields of compressed rows, which stand at zero where a model of such a type attends plainly.
+LATENT_FIELDS = (
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
+
+
 def read(f: Fields) -> ModelSpec:
     """DeepSeek V2, V3, R1, V3.2, Kimi K2, GLM-5, GLM-4.7-Flash, MiniCPM3: MLA in every layer."""
+    if f.raw.get("use_mla") is False:
+        # DeepSeek-OCR and the small DeepSeek-VL2 carry the type but attend plainly.
+        f.used.add(f"{f.path}use_mla")
+        plain = {name: value for name, value in f.raw.items() if name not in LATENT_FIELDS}
+        return decoder.read(decoder.renamed(f, plain, "deepseek"), STYLES["deepseek"])
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     heads = f.integer("num_attention_heads")
     state = latent_state(f, heads)

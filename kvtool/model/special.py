@@ -17,6 +17,8 @@ RENAMED: dict[str, dict[str, str]] = {
     "cpmant": {"head_dim": "dim_head", "intermediate_size": "dim_ff"},
     "ctrl": {"intermediate_size": "dff"},
     "gpt_neox_japanese": {},
+    "codeshell": {"num_key_value_heads": "num_query_groups"},
+    "phi3small": {"intermediate_size": "ff_intermediate_size"},
     "step3p5": {
         "num_key_value_heads": "num_attention_groups",
         "swa_num_attention_heads": "num_sliding_attention_heads",
@@ -26,7 +28,7 @@ RENAMED["step3p7"] = RENAMED["step3p5"]
 
 
 def read_renamed(f: Fields) -> ModelSpec:
-    """XGLM, CPM-Ant, CTRL, Step 3.5: plain decoders under field names of their own."""
+    """XGLM, CPM-Ant, CTRL, Step 3.5, CodeShell, Phi-3-small: plain decoders under other names."""
     flat = {**f.raw}
     for ours, theirs in RENAMED[f.model_type].items():
         value = f.raw.get(theirs, f.defaults.get(theirs))

@@ -133,10 +133,8 @@ def test_uncounted_weights_are_said_so(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "named"), sorted(REFUSED.items()))
 def test_types_that_are_not_read_are_refused_by_name(kind: str, named: str) -> None:
-    with pytest.raises(ModelError) as error:
+    with pytest.raises(ModelError, match=named):
         read(kind)
-
-    assert named in "\n".join(error.value.faults)
 
 
 def test_identity_experts_of_longcat_have_no_weights() -> None:

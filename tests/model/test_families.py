@@ -235,6 +235,18 @@ def test_latent_rows_are_the_same_on_every_tensor_parallel_rank() -> None:
     assert per_token(DEEPSEEK_V3, tp=8) == per_token(DEEPSEEK_V3)
 
 
+def test_a_deepseek_type_that_switches_mla_off_keeps_plain_pairs() -> None:
+    """DeepSeek-OCR: use_mla false, ranks null, widths 0, ten heads 128 wide on 12 layers."""
+    config = {"model_type": "deepseek_v2", "num_hidden_layers": 12, "num_attention_heads": 10,
+              "num_key_value_heads": 10, "hidden_size": 1280, "intermediate_size": 6848,
+              "moe_intermediate_size": 896, "n_routed_experts": 64, "n_shared_experts": 2,
+              "num_experts_per_tok": 6, "first_k_dense_replace": 1, "kv_lora_rank": None,
+              "q_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0,
+              "use_mla": False, "vocab_size": 129280, "torch_dtype": "bfloat16"}  # fmt: skip
+
+    assert per_token(config) == 12 * 2 * 10 * 128 * 2
+
+
 def test_sparse_attention_stores_every_row_and_an_index_key() -> None:
     """DeepSeek V3.2 reads 2048 rows per token and stores all: 61 x (1152 + 132) B."""
     config = {**DEEPSEEK_V3, "model_type": "deepseek_v32", "index_head_dim": 128,

@@ -248,3 +248,8 @@ def test_layers_that_a_family_does_not_have_are_refused(fields: dict[str, Any], 
 def test_an_unknown_type_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match="retnet9"):
         read({**LLAMA, "model_type": "retnet9"})
+
+
+def test_a_type_that_does_not_fit_the_states_is_refused_with_its_reason() -> None:
+    with pytest.raises(ModelError, match="'hymba' is not supported: its heads mix"):
+        read({**LLAMA, "model_type": "hymba"})
