@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,9 @@ def _sdpa(backend: str, *, expand: bool, layout: Layout) -> Prepared:
             )
         return out.transpose(1, 2)
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch explains at length why a backend refuses
+        call()
     return Prepared(call, "peer")
 
 

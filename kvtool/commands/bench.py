@@ -191,6 +191,7 @@ def bench(
 ) -> None:
     """How fast attention really runs here: gated against float64, beside peers and the roof."""
     from kvtool.api_bench import bench as run
+    from kvtool.benchmark.run import gates_passed
     from kvtool.report.output import choose_format
 
     chosen = choose_format(fmt, as_json, output)
@@ -235,7 +236,7 @@ def bench(
     printer.end(report)
     if plot is not None:
         _draw(report, Path(plot))
-    raise typer.Exit(0 if all(row["gate"] == "pass" for row in report.results) else 1)
+    raise typer.Exit(0 if gates_passed(report.results) else 1)
 
 
 class _Printer:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from kvtool.benchmark import run as run_module
+from kvtool.benchmark import candidates
 from kvtool.benchmark.cases import Case, Heads
 from kvtool.benchmark.contenders import Contender, Prepared, ours
 from kvtool.benchmark.peers import select
@@ -99,6 +99,18 @@ def test_a_kernel_that_is_wrong_on_odd_lengths_alone_fails():
     assert result.rows[0]["median_s"] is None
 
 
+def test_a_peer_that_takes_no_short_sequences_is_still_timed():
+    def not_one(layout):
+        if layout.k.shape[1] == 1:
+            raise RuntimeError("No available kernel.")
+        return cached(layout)
+
+    (result,) = results([case()], [foreign(not_one)])
+
+    assert result.rows[0]["gate"] == "pass"
+    assert result.rows[0]["median_s"] > 0
+
+
 def test_out_of_memory_loses_one_contender():
     def greedy(layout):
         raise torch.OutOfMemoryError("tried to allocate 1.00 TiB")
@@ -110,14 +122,14 @@ def test_out_of_memory_loses_one_contender():
 
 
 def test_out_of_memory_in_the_inputs_loses_one_case(monkeypatch):
-    original = run_module.draw
+    original = candidates.draw
 
     def draw(**arguments):
         if max(arguments["kv_lens"]) == 4096:
             raise MemoryError
         return original(**arguments)
 
-    monkeypatch.setattr(run_module, "draw", draw)
+    monkeypatch.setattr(candidates, "draw", draw)
 
     first, second, third = results([case(), case(context=4096), case(context=96)], ours(["cached"]))
 
@@ -128,7 +140,7 @@ def test_out_of_memory_in_the_inputs_loses_one_case(monkeypatch):
 
 
 def test_scores_that_do_not_fit_are_left_out_with_numbers(monkeypatch):
-    monkeypatch.setattr(run_module, "_free_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr(candidates, "free_bytes", lambda device: 1 << 20)
 
     (result,) = results([case(context=400)], ours(["naive", "cached"]))
 

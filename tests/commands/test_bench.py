@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="the bench extra is not installed")
 
 from kvtool import cli
 from kvtool.api_bench import bench
-from kvtool.benchmark import ceilings, run
+from kvtool.benchmark import candidates, ceilings, run
 from kvtool.benchmark.contenders import Prepared
 from kvtool.errors import UsageError
 
@@ -30,7 +30,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def wrong_flash(monkeypatch):
     """`flash` is off by one percent."""
-    original = run._gate_one
+    original = candidates._gate_one
 
     def spoil(case, contender, layout, judged, device):
         if contender.name == "flash":
@@ -39,7 +39,7 @@ def wrong_flash(monkeypatch):
             object.__setattr__(contender, "prepare", lambda layout: spoiled)
         return original(case, contender, layout, judged, device)
 
-    monkeypatch.setattr(run, "_gate_one", spoil)
+    monkeypatch.setattr(candidates, "_gate_one", spoil)
 
 
 def test_a_table_names_the_device_and_every_implementation(capsys):
