@@ -19,7 +19,15 @@ from torch import Tensor
 from kvtool.kernels.checks import Call
 from kvtool.kernels.launch import Tables, common_arguments, padded_dim
 from kvtool.kernels.plan import Plan
-from kvtool.kernels.tiles import attend, finish, partner_of, row_offsets, turned
+from kvtool.kernels.tiles import (
+    attend,
+    attend_tile,
+    finish,
+    partner_of,
+    row_offsets,
+    turn_rows,
+    turned,
+)
 
 CONFIGS = {
     16: (64, 3, 4),
@@ -29,6 +37,8 @@ CONFIGS = {
     256: (32, 4, 4),
 }
 """BLOCK_N, stages, warps per padded head_dim."""
+TURN_ROWS = 32
+"""Query rows, of several segments, turned at once."""
 MAX_REGISTERS = 128
 """Per thread: left alone, the compiler takes 250 for documents and halves the programs per SM."""
 
@@ -50,27 +60,26 @@ def config(call: Call, variant: str | None) -> tuple[int, int, int, int]:
 
 @triton.jit
 def decode_kernel(
-    q_ptr, k_src, v_src, o_ptr, part_ptr, lse_ptr, table_ptr, items_ptr, segments_ptr,
-    query_rows_ptr, doc_rows_ptr, key_rows_ptr, slopes_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr,
-    scale, v_scale, window, max_queries, max_blocks,
+    q_ptr, k_src, v_src, o_ptr, part_ptr, lse_ptr, turned_ptr, table_ptr, items_ptr, segments_ptr,
+    tiles_ptr, query_rows_ptr, doc_rows_ptr, key_rows_ptr, slopes_ptr, sinks_ptr, k_scale_ptr,
+    v_scale_ptr, scale, v_scale, window, max_queries, max_blocks,
     stride_qb, stride_qt, stride_qh, stride_ob, stride_ot, stride_oh,
     stride_kb, stride_kn, stride_kh,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
     INTERLEAVED: tl.constexpr, FACTOR: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     HEAD_SCALES: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
-    DOCUMENTS: tl.constexpr, QUERY_TURN: tl.constexpr, PDL: tl.constexpr,
-    KEY_TURN: tl.constexpr, SINGLE: tl.constexpr, ONE_QUERY: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    DOCUMENTS: tl.constexpr, QUERY_TURN: tl.constexpr, KEY_TURN: tl.constexpr,
+    SINGLE: tl.constexpr, ONE_QUERY: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TURN_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Writes o if SINGLE, else acc / l_i and the log-sum-exp of one item to part and lse.
 
-    part: [items, HKV, T * G, D].  lse: [items, HKV, T * G].
+    part: [items, HKV, T * G, D].  lse: [items, HKV, T * G].  turned: [segments, HKV, T * G, D].
+    DOCUMENTS: an item has several segments; else item i is segment i.
     """
     index = tl.program_id(0)
     hk = tl.program_id(1)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     item = items_ptr + index * 8
     b = tl.load(item)
     queries = tl.load(item + 3)
@@ -102,45 +111,82 @@ def decode_kernel(
     acc = tl.zeros([BLOCK_M, DP], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    first = index
-    count = 1
+    doc_c = tl.zeros([DP], tl.float32)
+    doc_s = tl.zeros([DP], tl.float32)
+    key_rows = key_rows_ptr
     if DOCUMENTS:
-        first = tl.load(item + 5)
-        count = tl.load(item + 6)
-    if not QUERY_TURN:
-        q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
-        if FP8:
-            q = q.to(tl.float16)
-    for j in tl.range(0, count, num_stages=1):
-        segment = first + j
-        row0 = tl.load(segments_ptr + segment * 4)
-        tokens = tl.load(segments_ptr + segment * 4 + 1)
-        offset = tl.load(segments_ptr + segment * 4 + 2)
-        doc_c = tl.zeros([DP], tl.float32)
-        doc_s = tl.zeros([DP], tl.float32)
+        rows = max_queries * G
         if QUERY_TURN:
-            rows = query_rows_ptr + segment * max_queries * (2 * D)
-            if ONE_QUERY:
-                c = tl.load(rows + d, mask=d < D, other=0.0)[None, :]
-                s = tl.load(rows + D + d, mask=d < D, other=0.0)[None, :]
-            else:
-                rows_at = rows + t[:, None] * (2 * D) + d[None, :]
-                c = tl.load(rows_at, mask=inside, other=0.0)
-                s = tl.load(rows_at + D, mask=inside, other=0.0)
-            x = tl.load(q_at + d[None, :], mask=inside, other=0.0)
+            # All segments' queries are turned first, so that one loop over tiles, pipelined
+            # across documents, reads the query beside the keys.
+            first = tl.load(item + 5)
+            count = tl.load(item + 1) * rows
+            for start in tl.range(0, count, TURN_ROWS, num_stages=1):
+                r = start + tl.arange(0, TURN_ROWS)
+                segment = first + r // rows
+                some_t = r % rows // G
+                some_h = hk * G + r % rows % G
+                turned_at = (segment * HKV + hk).to(tl.int64) * rows + r % rows
+                turn_rows(
+                    q_ptr + row_offsets(b, some_t, some_h, stride_qb, stride_qt, stride_qh),
+                    turned_ptr + turned_at * D,
+                    query_rows_ptr + (segment * max_queries + some_t).to(tl.int64) * (2 * D),
+                    doc_rows_ptr, (r < count) & (some_t < queries),
+                    D, DP, R, INTERLEAVED, FACTOR, False,
+                )  # fmt: skip
+            tl.debug_barrier()
+        else:
+            q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
+            if FP8:
+                q = q.to(tl.float16)
+        tiles = tiles_ptr + tl.load(item + 6) * 8
+        for i in tl.range(0, tl.load(item + 7), num_stages=STAGES):
+            tile = tiles + i * 8
+            segment = tl.load(tile + 4)
+            if QUERY_TURN:
+                turned_at = (segment * HKV + hk).to(tl.int64) * rows + row
+                q = tl.load(
+                    turned_ptr + turned_at[:, None] * D + d[None, :], mask=inside, other=0.0
+                )
+            if KEY_TURN == 1:
+                at = doc_rows_ptr + segment * (2 * D) + d
+                doc_c = tl.load(at, mask=d < D, other=0.0)
+                doc_s = tl.load(at + D, mask=d < D, other=0.0)
+            acc, l_i, m_i = attend_tile(
+                acc, l_i, m_i, q, k_head, v_head, table, key_rows, doc_c, doc_s,
+                b, hk, tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3),
+                q_pos, slope, window, scale_h, stride_kb, stride_kn,
+                D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, True, CAUSAL, WINDOW, ALIBI,
+                KEY_TURN, False, PACKED, PRECISION,
+            )  # fmt: skip
+    else:
+        segment = segments_ptr + index * 4
+        row0 = tl.load(segment)
+        tokens = tl.load(segment + 1)
+        position = tl.load(segment + 2)
+        q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
+        if QUERY_TURN:
             other_d = partner_of(d, R, D, INTERLEAVED)
             other = tl.load(q_at + other_d[None, :], mask=inside, other=0.0)
-            q = turned(x, other, c, s, FACTOR, R, d[None, :])
-            q = q.to(tl.float16 if FP8 else q_ptr.dtype.element_ty)
+            rows_at = query_rows_ptr + index * max_queries * (2 * D) + d[None, :]
+            if ONE_QUERY:
+                c = tl.load(rows_at, mask=(d < D)[None, :], other=0.0)
+                s = tl.load(rows_at + D, mask=(d < D)[None, :], other=0.0)
+            else:
+                rows_at = rows_at + t[:, None] * (2 * D)
+                c = tl.load(rows_at, mask=inside, other=0.0)
+                s = tl.load(rows_at + D, mask=inside, other=0.0)
+            q = turned(q, other, c, s, FACTOR, R, d[None, :])
+        q = q.to(tl.float16 if FP8 else q_ptr.dtype.element_ty)
         if KEY_TURN == 1:
-            doc_c = tl.load(doc_rows_ptr + segment * (2 * D) + d, mask=d < D, other=0.0)
-            doc_s = tl.load(doc_rows_ptr + segment * (2 * D) + D + d, mask=d < D, other=0.0)
-        key_rows = key_rows_ptr
+            at = doc_rows_ptr + index * (2 * D) + d
+            doc_c = tl.load(at, mask=d < D, other=0.0)
+            doc_s = tl.load(at + D, mask=d < D, other=0.0)
         if KEY_TURN == 2:
-            key_rows = key_rows_ptr + tl.load(segments_ptr + segment * 4 + 3) * (2 * D)
+            key_rows = key_rows_ptr + tl.load(segment + 3) * (2 * D)
         acc, l_i, m_i = attend(
             acc, l_i, m_i, q, k_head, v_head, table, key_rows, doc_c, doc_s,
-            b, hk, row0, 0, tokens, offset, q_pos, slope, window, scale_h, stride_kb, stride_kn,
+            b, hk, row0, 0, tokens, position, q_pos, slope, window, scale_h, stride_kb, stride_kn,
             D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, True, CAUSAL, WINDOW, ALIBI,
             KEY_TURN, False, PACKED, STAGES, PRECISION,
         )  # fmt: skip
@@ -173,7 +219,6 @@ def merge_kernel(
     t = tl.program_id(2)
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     first = tl.load(first_ptr + b)
     last = tl.load(first_ptr + b + 1)
     last = tl.where(t < tl.load(queries_ptr + b), last, first)
@@ -215,14 +260,20 @@ def decode(call: Call, plan: Plan, o: Tensor) -> None:
     arguments, _ = common_arguments(call, plan, o, block_n)
     items, rows = tables.items.shape[0], call.query_tokens * call.group_size
     single, pdl = tables.first_items is None, _overlaps(call)
-    part = o if single else o.new_empty(
-        (items, call.num_kv_heads, rows, call.head_dim), dtype=torch.float32
-    )  # fmt: skip
-    lse = o if single else part.new_empty(part.shape[:-1])
+    per_item = (call.num_kv_heads, rows, call.head_dim)
+    part, lse, turned_q = o, o, o
+    if not single:
+        part = o.new_empty((items, *per_item), dtype=torch.float32)
+        lse = part.new_empty(part.shape[:-1])
+    if tables.tiles is not None and call.rope is not None:
+        dtype = torch.float16 if arguments["FP8"] else call.q.dtype
+        turned_q = o.new_empty((tables.segments.shape[0], *per_item), dtype=dtype)
     decode_kernel[(items, call.num_kv_heads)](
-        **arguments,
+        **arguments | {"DOCUMENTS": tables.tiles is not None},
         part_ptr=part,
         lse_ptr=lse,
+        turned_ptr=turned_q,
+        tiles_ptr=tables.items if tables.tiles is None else tables.tiles,
         max_queries=call.query_tokens,
         HKV=call.num_kv_heads,
         SINGLE=single,
@@ -230,10 +281,10 @@ def decode(call: Call, plan: Plan, o: Tensor) -> None:
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         STAGES=stages,
+        TURN_ROWS=TURN_ROWS,
         num_warps=warps,
         num_stages=stages,
-        PDL=pdl,
-        launch_pdl=pdl,
+        PDL=pdl and not single,
         maxnreg=MAX_REGISTERS,
         enable_fp_fusion=True,
     )

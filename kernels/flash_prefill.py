@@ -19,7 +19,7 @@ from torch import Tensor
 from kvtool.kernels.checks import Call
 from kvtool.kernels.launch import Tables, common_arguments, padded_dim
 from kvtool.kernels.plan import Plan
-from kvtool.kernels.tiles import attend, finish, partner_of, row_offsets, turned
+from kvtool.kernels.tiles import attend, finish, row_offsets, turn_rows
 
 CONFIGS = {
     16: (64, 64, 2, 4),
@@ -29,6 +29,8 @@ CONFIGS = {
     256: (128, 64, 2, 8),
 }
 """BLOCK_M, BLOCK_N, stages, warps per padded head_dim, for 16-bit queries."""
+MAX_TURN_ROWS = 64
+"""Query rows turned at once."""
 FLOAT32_CONFIG = (64, 32, 1, 4)
 """float32 products run without matrix units, whatever the head_dim."""
 
@@ -38,47 +40,6 @@ def config(call: Call) -> tuple[int, int, int, int]:
     if call.q.dtype == torch.float32:
         return FLOAT32_CONFIG
     return CONFIGS[padded_dim(call.head_dim)]
-
-
-@triton.jit
-def turn_queries(
-    q_ptr, o_ptr, rows_ptr, doc_rows_ptr, b, hk, first_row, queries,
-    stride_qb, stride_qt, stride_qh, stride_ob, stride_ot, stride_oh,
-    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
-    INTERLEAVED: tl.constexpr, FACTOR: tl.constexpr, KEY_TURN: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """Puts a tile of queries, turned from their untouched selves, where its output will go.
-
-    A tile turned in registers would spill the accumulator; a few rows at a time do not, and the
-    output rows, which nobody else touches, hold the tile until it is loaded as a whole.
-    """
-    ROWS: tl.constexpr = 32
-    d = tl.arange(0, DP)
-    other_d = partner_of(d, R, D, INTERLEAVED)
-    dims = d < D
-    doc_c = tl.load(doc_rows_ptr + d, mask=dims, other=0.0)[None, :]
-    doc_s = tl.load(doc_rows_ptr + D + d, mask=dims, other=0.0)[None, :]
-    tl.debug_barrier()
-    for first in tl.range(0, BLOCK_M, ROWS, num_stages=1):
-        row = first_row + first + tl.arange(0, ROWS)
-        t = row // G
-        h = hk * G + row % G
-        inside = (t < queries)[:, None] & dims[None, :]
-        q_at = q_ptr + row_offsets(b, t, h, stride_qb, stride_qt, stride_qh)[:, None]
-        o_at = o_ptr + row_offsets(b, t, h, stride_ob, stride_ot, stride_oh)[:, None]
-        x = tl.load(q_at + d[None, :], mask=inside, other=0.0)
-        other = tl.load(q_at + other_d[None, :], mask=inside, other=0.0)
-        rows = rows_ptr + t[:, None] * (2 * D) + d[None, :]
-        c = tl.load(rows, mask=inside, other=0.0)
-        s = tl.load(rows + D, mask=inside, other=0.0)
-        if KEY_TURN != 1:
-            pos_c = c
-            c = pos_c * doc_c + s * doc_s
-            s = s * doc_c - pos_c * doc_s
-        y = turned(x, other, c, s, FACTOR, R, d[None, :])
-        tl.store(o_at + d[None, :], y.to(o_ptr.dtype.element_ty), mask=inside)
-    tl.debug_barrier()
 
 
 @triton.jit
@@ -95,6 +56,7 @@ def prefill_kernel(
     DOCUMENTS: tl.constexpr, QUERY_TURN: tl.constexpr,
     KEY_TURN: tl.constexpr, LSE: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    TURN_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Writes o, and the log-sum-exp of each row if LSE, for one item of the work list."""
     item = items_ptr + tl.program_id(0) * 8
@@ -165,12 +127,21 @@ def prefill_kernel(
             doc_c = tl.load(doc_rows_ptr + segment * (2 * D) + d, mask=d < D, other=0.0)
             doc_s = tl.load(doc_rows_ptr + segment * (2 * D) + D + d, mask=d < D, other=0.0)
         if QUERY_TURN:
-            turn_queries(
-                q_ptr, o_ptr, query_rows_ptr + b * max_queries * (2 * D),
-                doc_rows_ptr + segment * (2 * D), b, hk, first_row, queries,
-                stride_qb, stride_qt, stride_qh, stride_ob, stride_ot, stride_oh,
-                G, D, DP, R, INTERLEAVED, FACTOR, KEY_TURN, BLOCK_M,
-            )  # fmt: skip
+            # The turned tile waits where its output will go: nobody else touches those rows, and
+            # a tile turned in registers would spill the accumulator.
+            tl.debug_barrier()
+            for r in tl.range(0, BLOCK_M, TURN_ROWS, num_stages=1):
+                some = first_row + r + tl.arange(0, TURN_ROWS)
+                some_t = some // G
+                some_h = hk * G + some % G
+                turn_rows(
+                    q_ptr + row_offsets(b, some_t, some_h, stride_qb, stride_qt, stride_qh),
+                    o_ptr + row_offsets(b, some_t, some_h, stride_ob, stride_ot, stride_oh),
+                    query_rows_ptr + (b * max_queries + some_t) * (2 * D),
+                    doc_rows_ptr + segment * (2 * D), some_t < queries,
+                    D, DP, R, INTERLEAVED, FACTOR, KEY_TURN != 1,
+                )  # fmt: skip
+            tl.debug_barrier()
             q = tl.load(o_at + d[None, :], mask=inside, other=0.0)
             if FP8:
                 q = q.to(tl.float16)
@@ -218,6 +189,7 @@ def prefill(call: Call, plan: Plan, o: Tensor, lse: Tensor | None = None) -> Non
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         STAGES=stages,
+        TURN_ROWS=min(block_m, MAX_TURN_ROWS),
         num_warps=warps,
         num_stages=stages,
         enable_fp_fusion=True,

@@ -22,11 +22,14 @@ class Tables:
     """Work lists and rotation rows on the device.
 
     phase: "prefill" or "decode".  config: tile sizes, stages and warps of the launch.
-    items: [n, 8] int32, one program each (and one per kv head in decode): sequence, kv head,
-      first row, queries, position of the first query, first segment, segments, and in prefill
-      the tokens of the first.
+    items: [n, 8] int32, one program each (and one per kv head in decode).
+      Prefill: sequence, kv head, first row, queries, position of the first query, first segment,
+      segments, tokens of the first.  Decode: sequence, segments, 0, queries, position of the
+      first query, first segment, first tile, tiles.
     segments: [m, 4] int32: first key row, tokens, position of the first token, and its index
       within the document.
+    tiles: [t, 8] int32, where items have several segments: first key row, tokens, position and
+      index of the first token, segment.
     query_rows: rotation rows of queries, [B, T, 2, D] by position in prefill, [m, T, 2, D] by
       position less document offset in decode.  doc_rows: [m, 2, D] by document offset.
     key_rows: [longest document, 2, D] by index, for unrotated keys.
@@ -38,6 +41,7 @@ class Tables:
     config: tuple[int, int, int, int]
     items: Tensor
     segments: Tensor
+    tiles: Tensor | None = None
     query_rows: Tensor | None = None
     doc_rows: Tensor | None = None
     key_rows: Tensor | None = None

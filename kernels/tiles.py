@@ -68,110 +68,141 @@ def key_offsets(table_ptr, row, valid, stride_block, stride_row, BLOCK_SIZE: tl.
 
 
 @triton.jit
-def attend(
-    acc,
-    l_i,
-    m_i,
-    q,
-    k_src,
-    v_src,
-    table_ptr,
-    key_rows_ptr,
-    doc_c,
-    doc_s,
-    b,
-    hk,
-    row0,
-    lo,
-    hi,
-    offset,
-    q_pos,
-    slope,
-    window,
-    scale,
-    stride_block,
-    stride_row,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    R: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    ALIBI: tl.constexpr,
-    KEY_TURN: tl.constexpr,
-    TMA: tl.constexpr,
-    PACKED: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """acc [M, DP], l_i and m_i [M] after tokens lo to hi - 1 of a document.
+def turn_rows(
+    q_at, o_at, rows_at, doc_rows_ptr, live,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr,
+    FACTOR: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """Turns head rows from memory to memory, pair by pair in float32.
 
-    q: [M, DP].  row0, offset: the document's first key row and position.  q_pos: [M].
+    q_at, o_at, rows_at: [M] pointers to untouched rows, turned rows and their rotation rows.
+    BACK: turn back by the document's rotation row as well, cos(a - b) by the addition theorem.
+    """
+    j = tl.arange(0, DP // 2)
+    if INTERLEAVED:
+        d1 = 2 * j
+        d2 = d1 + 1
+    else:
+        d1 = j
+        d2 = j + R // 2
+    inside = live[:, None] & (j < R // 2)[None, :]
+    x1 = tl.load(q_at[:, None] + d1[None, :], mask=inside, other=0.0).to(tl.float32)
+    x2 = tl.load(q_at[:, None] + d2[None, :], mask=inside, other=0.0).to(tl.float32)
+    c = tl.load(rows_at[:, None] + d2[None, :], mask=inside, other=0.0)
+    s = tl.load(rows_at[:, None] + D + d2[None, :], mask=inside, other=0.0)
+    if BACK:
+        doc_c = tl.load(doc_rows_ptr + d2, mask=j < R // 2, other=0.0)[None, :]
+        doc_s = tl.load(doc_rows_ptr + D + d2, mask=j < R // 2, other=0.0)[None, :]
+        back = c * doc_c + s * doc_s
+        s = s * doc_c - c * doc_s
+        c = back
+    y1 = (x1 * c - x2 * s) * FACTOR
+    y2 = (x2 * c + x1 * s) * FACTOR
+    tl.store(o_at[:, None] + d1[None, :], y1.to(o_at.dtype.element_ty), mask=inside)
+    tl.store(o_at[:, None] + d2[None, :], y2.to(o_at.dtype.element_ty), mask=inside)
+    if R != D:
+        d = tl.arange(0, DP)
+        rest = live[:, None] & (d >= R)[None, :] & (d < D)[None, :]
+        x = tl.load(q_at[:, None] + d[None, :], mask=rest, other=0.0)
+        tl.store(o_at[:, None] + d[None, :], x.to(o_at.dtype.element_ty), mask=rest)
+
+
+@triton.jit
+def attend_tile(
+    acc, l_i, m_i, q, k_src, v_src, table_ptr, key_rows_ptr, doc_c, doc_s,
+    b, hk, row, left, position, index, q_pos, slope, window, scale, stride_block, stride_row,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, ALIBI: tl.constexpr, KEY_TURN: tl.constexpr, TMA: tl.constexpr,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc [M, DP], l_i and m_i [M] after one tile of keys.
+
+    q: [M, DP].  row, position, index: the tile's first key row, its position, and its index
+    within its document.  left: tokens from there on that exist.  q_pos: [M].
     KEY_TURN: 0 keys are used as stored, 1 turned by the document's row (doc_c, doc_s), 2 by their
-    token's row in key_rows_ptr [2, max length, D].  Not MASKED promises that every query sees
-    every key and that hi - lo is a multiple of BLOCK_N.
+    token's row in key_rows_ptr [length, 2, D].  Not MASKED promises a whole tile that every query
+    sees.
     """
     d = tl.arange(0, DP)
-    dims = d < D
+    n = tl.arange(0, BLOCK_N)
+    valid = n < left
+    inside = (d < D)[None, :]
+    if TMA:
+        k = k_src.load([b, hk, row, 0]).reshape(BLOCK_N, DP)
+    else:
+        at = key_offsets(table_ptr, row + n, valid, stride_block, stride_row, BLOCK_SIZE)
+        if MASKED:
+            inside = inside & valid[:, None]
+        if MASKED or D != DP:
+            k = tl.load(k_src + at[:, None] + d[None, :], mask=inside, other=0.0)
+        else:
+            k = tl.load(k_src + at[:, None] + d[None, :])
+    if KEY_TURN != 0:
+        other_d = partner_of(d, R, D, INTERLEAVED)
+        other = tl.load(k_src + at[:, None] + other_d[None, :], mask=inside, other=0.0)
+        if KEY_TURN == 1:
+            turned_k = turned(k, other, doc_c[None, :], doc_s[None, :], 1.0, R, d)
+        else:
+            rows = key_rows_ptr + (index + n)[:, None] * (2 * D) + d[None, :]
+            c = tl.load(rows, mask=inside, other=0.0)
+            s = tl.load(rows + D, mask=inside, other=0.0)
+            turned_k = turned(k, other, c, s, 1.0, R, d)
+        k = turned_k.to(q.dtype)
+    x = tl.dot(q, k.to(q.dtype).T, input_precision=PRECISION)  # [M, BLOCK_N]
+    if ALIBI:
+        x = x * scale + slope[:, None] * ((position + n)[None, :] - q_pos[:, None])
+    unit = 1.0 if ALIBI else scale
+    if MASKED:
+        seen = valid[None, :]
+        if CAUSAL:
+            distance = q_pos[:, None] - (position + n)[None, :]
+            seen = seen & (distance >= 0)
+            if WINDOW:
+                seen = seen & (distance < window)
+        x = tl.where(seen, x, -float("inf"))
+    m_new = tl.maximum(m_i, tl.max(x, 1) * unit)
+    peak = m_new
+    if MASKED:
+        peak = tl.where(m_new == -float("inf"), 0.0, m_new)
+    p = tl.math.exp2(x * unit - peak[:, None])
+    alpha = tl.math.exp2(m_i - peak)
+    l_i = l_i * alpha + tl.sum(p, 1)
+    acc = acc * alpha[:, None]
+    if TMA:
+        v = v_src.load([b, hk, row, 0]).reshape(BLOCK_N, DP)
+        if MASKED:
+            v = tl.where(valid[:, None], v, 0.0)
+    elif MASKED or D != DP:
+        v = tl.load(v_src + at[:, None] + d[None, :], mask=inside, other=0.0)
+    else:
+        v = tl.load(v_src + at[:, None] + d[None, :])
+    v = widened(v, q.dtype, PACKED)
+    acc = tl.dot(p.to(q.dtype), v, acc, input_precision=PRECISION)
+    return acc, l_i, m_new
+
+
+@triton.jit
+def attend(
+    acc, l_i, m_i, q, k_src, v_src, table_ptr, key_rows_ptr, doc_c, doc_s,
+    b, hk, row0, lo, hi, offset, q_pos, slope, window, scale, stride_block, stride_row,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, ALIBI: tl.constexpr, KEY_TURN: tl.constexpr, TMA: tl.constexpr,
+    PACKED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc, l_i and m_i after tokens lo to hi - 1 of a run of keys.
+
+    row0, offset: the run's first key row and position.  Not MASKED promises that every query sees
+    every key and that hi - lo is a multiple of BLOCK_N.
+    """
     for i in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
-        n = i + tl.arange(0, BLOCK_N)
-        valid = n < hi
-        if TMA:
-            k = k_src.load([b, hk, row0 + i, 0]).reshape(BLOCK_N, DP)
-        else:
-            at = key_offsets(table_ptr, row0 + n, valid, stride_block, stride_row, BLOCK_SIZE)
-            inside = dims[None, :]
-            if MASKED:
-                inside = inside & valid[:, None]
-            if MASKED or D != DP:
-                k = tl.load(k_src + at[:, None] + d[None, :], mask=inside, other=0.0)
-            else:
-                k = tl.load(k_src + at[:, None] + d[None, :])
-        if KEY_TURN != 0:
-            other_d = partner_of(d, R, D, INTERLEAVED)
-            other = tl.load(k_src + at[:, None] + other_d[None, :], mask=inside, other=0.0)
-            if KEY_TURN == 1:
-                turned_k = turned(k, other, doc_c[None, :], doc_s[None, :], 1.0, R, d)
-            else:
-                rows = key_rows_ptr + n[:, None] * (2 * D) + d[None, :]
-                c = tl.load(rows, mask=inside, other=0.0)
-                s = tl.load(rows + D, mask=inside, other=0.0)
-                turned_k = turned(k, other, c, s, 1.0, R, d)
-            k = turned_k.to(q.dtype)
-        x = tl.dot(q, k.to(q.dtype).T, input_precision=PRECISION)  # [M, BLOCK_N]
-        if ALIBI:
-            x = x * scale + slope[:, None] * ((offset + n)[None, :] - q_pos[:, None])
-        unit = 1.0 if ALIBI else scale
-        if MASKED:
-            seen = valid[None, :]
-            if CAUSAL:
-                distance = q_pos[:, None] - (offset + n)[None, :]
-                seen = seen & (distance >= 0)
-                if WINDOW:
-                    seen = seen & (distance < window)
-            x = tl.where(seen, x, -float("inf"))
-        m_new = tl.maximum(m_i, tl.max(x, 1) * unit)
-        peak = m_new
-        if MASKED:
-            peak = tl.where(m_new == -float("inf"), 0.0, m_new)
-        p = tl.math.exp2(x * unit - peak[:, None])
-        alpha = tl.math.exp2(m_i - peak)
-        l_i = l_i * alpha + tl.sum(p, 1)
-        acc = acc * alpha[:, None]
-        if TMA:
-            v = v_src.load([b, hk, row0 + i, 0]).reshape(BLOCK_N, DP)
-            if MASKED:
-                v = tl.where(valid[:, None], v, 0.0)
-        elif MASKED or D != DP:
-            v = tl.load(v_src + at[:, None] + d[None, :], mask=inside, other=0.0)
-        else:
-            v = tl.load(v_src + at[:, None] + d[None, :])
-        v = widened(v, q.dtype, PACKED)
-        acc = tl.dot(p.to(q.dtype), v, acc, input_precision=PRECISION)
-        m_i = m_new
+        acc, l_i, m_i = attend_tile(
+            acc, l_i, m_i, q, k_src, v_src, table_ptr, key_rows_ptr, doc_c, doc_s,
+            b, hk, row0 + i, hi - i, offset + i, i, q_pos, slope, window, scale,
+            stride_block, stride_row, D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, MASKED, CAUSAL,
+            WINDOW, ALIBI, KEY_TURN, TMA, PACKED, PRECISION,
+        )  # fmt: skip
     return acc, l_i, m_i
 
 

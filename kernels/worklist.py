@@ -108,19 +108,34 @@ def decode_tables(
             plan.documents, plan.q_starts, plan.q_lens, strict=True
         )
     ]
-    tiles = [sum(-(-s.tokens // block_n) for s in run) for run in runs]
+    counts = [sum(-(-s.tokens // block_n) for s in run) for run in runs]
     slots = max(1, multiprocessors * PROGRAMS_PER_SM // call.num_kv_heads)
-    per_item = max(MIN_TILES, -(-sum(tiles) // slots))
+    per_item = max(MIN_TILES, -(-sum(counts) // slots))
     if plan.variant == "unsplit":
-        per_item = max(1, *tiles)
-    items, segments, first_items, owners = [], [], [0], []
-    for b, (run, count) in enumerate(zip(runs, tiles, strict=True)):
+        per_item = max(1, *counts)
+    items, segments, tiles, first_items, owners = [], [], [], [0], []
+    for b, (run, count) in enumerate(zip(runs, counts, strict=True)):
         parts = max(1, -(-count // per_item))
         tokens = max(1, -(-count // parts)) * block_n
         cut = [[s] for s in run] if plan.variant == "merge" else _cut(run, tokens, block_n)
         for part in cut:
-            items.append((b, 0, 0, plan.q_lens[b], plan.q_starts[b], len(segments), len(part), 0))
+            rows = [
+                row for i, s in enumerate(part) for row in _tiles(s, len(segments) + i, block_n)
+            ]
+            items.append(
+                (
+                    b,
+                    len(part),
+                    0,
+                    plan.q_lens[b],
+                    plan.q_starts[b],
+                    len(segments),
+                    len(tiles),
+                    len(rows),
+                )
+            )
             segments += part
+            tiles += rows
             owners += [b] * len(part)
         first_items.append(len(items))
     single = len(items) == call.batch_size
@@ -138,6 +153,9 @@ def decode_tables(
             dtype=torch.int32,
             device=device,
         ),
+        tiles=None
+        if len(segments) == len(items)
+        else torch.tensor(tiles, dtype=torch.int32, device=device),
         query_rows=_rotation(call, turns),
         doc_rows=_rotation(call, offsets),
         key_rows=_key_rows(call, plan),
@@ -160,6 +178,23 @@ def _segments(
         if low < high:
             seen.append(Segment(d.row + low, high - low, low, d.offset))
     return seen or [Segment(0, 0, 0, documents[0].offset)]
+
+
+def _tiles(segment: Segment, number: int, block_n: int) -> list[tuple[int, ...]]:
+    """The tiles of a segment: row, tokens, position and index of the first token, segment."""
+    return [
+        (
+            segment.row + i,
+            segment.tokens - i,
+            segment.offset + segment.start + i,
+            segment.start + i,
+            number,
+            0,
+            0,
+            0,
+        )
+        for i in range(0, segment.tokens, block_n)
+    ]
 
 
 def _cut(run: list[Segment], tokens: int, block_n: int) -> list[list[Segment]]:

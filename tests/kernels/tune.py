@@ -24,15 +24,12 @@ from kvtool.kernels.rope import from_parameters
 
 L2_BYTES = 60 << 20
 ROPE = from_parameters(128, {"rope_theta": 500000.0})
-PREFILL = {
-    64: [(128, 64, 3, 4), (64, 64, 4, 4), (128, 64, 2, 4), (64, 128, 3, 4)],
-    128: [(64, 64, 3, 4), (64, 64, 2, 4), (64, 64, 4, 4)],
-    256: [(128, 64, 2, 8), (64, 32, 3, 4), (64, 64, 2, 4)],
-}
+PREFILL = {64: [(128, 64, 3, 4)], 128: [(64, 64, 3, 4)], 256: [(128, 64, 2, 8)]}
+PAGED = [(64, 64, 5, 4), (64, 64, 6, 4), (128, 128, 2, 8), (128, 64, 5, 8), (128, 64, 3, 8)]
 """BLOCK_M, BLOCK_N, stages, warps."""
-DECODE = [(64, 3, 4, 128, 4), (128, 3, 8, 128, 2), (32, 6, 4, 128, 4), (64, 4, 4, 168, 3)]
-FP8 = [(64, 3, 4, 128, 4), (128, 3, 4, 128, 3), (128, 3, 4, 168, 3), (128, 3, 8, 128, 2),
-       (64, 5, 4, 128, 4), (64, 4, 4, 128, 4)]  # fmt: skip
+DECODE = [(64, 3, 4, 128, 4), (32, 6, 4, 128, 4)]
+FP8 = [(64, 5, 4, 128, 4), (64, 5, 2, 168, 6), (64, 5, 2, 224, 4), (32, 5, 1, 255, 8),
+       (32, 5, 2, 128, 8), (128, 5, 4, 128, 2), (64, 4, 4, 96, 5), (64, 5, 8, 64, 4)]  # fmt: skip
 """BLOCK_N, stages, warps, registers, programs per multiprocessor."""
 SHAPES = [(1, 4096), (1, 32768), (1, 131072), (8, 8192), (32, 4096), (64, 8192)]
 
@@ -176,13 +173,16 @@ def run_decode(case: dict[str, Any], only_compile: bool) -> dict[str, Any]:
 
 
 def lazy_prefill_cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    documents = ((0, 0), (4096, 5), (512, 40), (128, 160), (64, 160), (32, 160))
-    for config in (*PREFILL[128], (128, 64, 3, 8), (128, 128, 2, 8)):
-        for docs, count in documents if config == PREFILL[128][0] else documents[:3]:
-            for variant in ("rotate-q", "rotate-k") if docs else (None,):
-                for block in (16, 0):
-                    case = {"docs": docs, "count": count, "variant": variant, "block": block}
-                    yield "lazy_prefill", case | {"config": config}
+    documents = ((0, 0), (4096, 5), (512, 40), (128, 160), (32, 160))
+    for block, configs in ((16, PAGED), (64, PAGED[:1]), (0, PREFILL[128])):
+        for config in configs:
+            for docs, count in documents if config == configs[0] else documents[:2]:
+                for rows in (32, 64) if docs else (64,):
+                    case = {"docs": docs, "count": count, "block": block, "config": config}
+                    yield (
+                        "lazy_prefill",
+                        case | {"variant": "rotate-q" if docs else None, "rows": rows},
+                    )
 
 
 def run_lazy_prefill(case: dict[str, Any], only_compile: bool) -> dict[str, Any]:
@@ -203,6 +203,7 @@ def run_lazy_prefill(case: dict[str, Any], only_compile: bool) -> dict[str, Any]
         options |= {"doc_lens": int32([lens]), "doc_offsets": int32([offsets]), "rope": ROPE}
         options["variant"] = case["variant"]
     flash_prefill.CONFIGS[128] = case["config"]
+    flash_prefill.MAX_TURN_ROWS = case["rows"]
     kernel = load("lazy" if case["docs"] else "flash")
     plan = kernel.plan(q, k, v, **options)
     kernel.attention(q, k, v, **options, plan=plan)
