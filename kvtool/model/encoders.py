@@ -17,13 +17,17 @@ ENCODERS = (
 )  # fmt: skip
 
 
+# Encoders with BERT's own tensors: three embeddings, a norm, a head that predicts masked words.
+BERTS = ("bert", "camembert", "data2vec-text", "ernie", "roberta", "xlm-roberta")
+
+
 def read_encoder(f: Fields) -> ModelSpec:
     """Encoder-only models and embedders: they keep nothing between tokens."""
     if f.flag("is_decoder", False):
         f.fault("is_decoder", True, f"false: {f.model_type} is supported as an encoder alone")
     note = ("an encoder: it keeps no cache between tokens",)
     positions = layout.max_context(f)
-    if f.model_type != "bert":
+    if f.model_type not in BERTS:
         return ModelSpec(
             "", f.model_type, "", (Layer(()),), positions, weights_known=False,
             notes=(*note, f"parameters of {f.model_type} are not counted here"),

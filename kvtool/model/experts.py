@@ -102,7 +102,7 @@ def read_ernie_vl(f: Fields) -> ModelSpec:
 
 
 def _first_of_pairs(f: Fields) -> dict[str, int]:
-    """Where experts begin and end, which the first configurations give for text and images apart."""
+    """Where experts begin and end, which first configurations give for text and images apart."""
     found = {}
     for name in ("moe_layer_start_index", "moe_layer_end_index"):
         if isinstance(f.raw.get(name), list):

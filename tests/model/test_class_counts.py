@@ -43,10 +43,9 @@ REFUSED = {
 
 # Encoders, and decoders beside an encoder of another shape: states are read, weights are not.
 UNCOUNTED = {
-    "bert-generation", "big_bird", "bigbird_pegasus", "camembert", "data2vec-text", "electra",
-    "ernie", "fsmt", "led", "megatron-bert", "pegasus_x", "rembert", "roberta",
-    "roberta-prelayernorm", "roc_bert", "roformer", "t5gemma", "t5gemma2", "xlm", "xlm-roberta",
-    "xlm-roberta-xl", "xmod",
+    "bert-generation", "big_bird", "bigbird_pegasus", "electra", "fsmt", "led", "megatron-bert",
+    "pegasus_x", "rembert", "roberta-prelayernorm", "roc_bert", "roformer", "t5gemma", "t5gemma2",
+    "xlm", "xlm-roberta-xl", "xmod",
 }  # fmt: skip
 
 # transformers allocates weights for the identity experts of LongCat; no checkpoint holds them.
@@ -55,9 +54,12 @@ DIFFERENT = {"longcat_flash"}
 # Passes of a looped layer have caches of their own, which transformers appends as the model runs.
 LOOPED = {"inkling2_loop_text": 1}
 
-# BERT keeps nothing as an encoder; DeepSeek V4, RWKV and xLSTM have caches of their own; Dory's
-# loops append their layers while the model runs.
-OWN_CACHE = {"bert", "deepseek_v4", "dory", "rwkv", "xlstm"}
+# BERT and its like keep nothing as encoders; DeepSeek V4, RWKV and xLSTM have caches of their own;
+# Dory's loops append their layers while the model runs.
+OWN_CACHE = {
+    "bert", "camembert", "data2vec-text", "deepseek_v4", "dory", "ernie", "roberta", "rwkv",
+    "xlm-roberta", "xlstm",
+}  # fmt: skip
 
 READ = sorted(GOLDEN.keys() - REFUSED.keys())
 COUNTED = sorted(set(READ) - UNCOUNTED - DIFFERENT)
