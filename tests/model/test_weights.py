@@ -87,7 +87,7 @@ def test_parts_sum_to_the_whole(name: str) -> None:
     assert sum(by_part(model).values()) == parameters(model)
 
 
-# DeepSeek-V3's README_WEIGHTS: 37B activated, 11.5B in the MTP module beside its copies of embedding
+# DeepSeek-V3's README_WEIGHTS: 37B activated, 11.5B in the MTP module beside copies of embedding
 # and head (and beside eh_proj); OpenAI's model card: 5.13B active, the embedding not counted.
 def test_active_and_mtp_parameters() -> None:
     deepseek, gpt_oss = load_model("deepseek-v3"), load_model("gpt-oss-120b")
