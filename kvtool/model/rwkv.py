@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 from kvtool.model import blocks, decoder, layout
 from kvtool.model.fields import Fields
@@ -51,12 +52,13 @@ def read_xlstm(f: Fields) -> ModelSpec:
     hidden = f.optional("embedding_dim") or f.integer("hidden_size")
     heads = f.integer("num_heads")
     bias = f.flag("use_bias", False)
-    keys = round_up(hidden * f.number("qk_dim_factor", 0.5), 64)
-    values = round_up(hidden * f.number("v_dim_factor", 1.0), 64)
+    keys = _scaled(f, "qk_dim_factor", 0.5, hidden, 64)
+    values = _scaled(f, "v_dim_factor", 1.0, hidden, 64)
     step = f.integer("ffn_round_up_to_multiple_of", 64)
-    inner = round_up(hidden * f.number("ffn_proj_factor", 2.667), step)
+    inner = _scaled(f, "ffn_proj_factor", 2.667, hidden, step)
+    dtype = f.dtype_name("inference_state_dtype", f.text("inference_state_dtype", "float32"))
     memory = keys * values // heads + keys + heads
-    kept = (Recurrent("recurrent", ((memory, heads),), f.text("inference_state_dtype", "float32")),)
+    kept = (Recurrent("recurrent", ((memory, heads),), dtype),)
     name = "mlstm_layer"
     weights = (
         *blocks.linear(f"{name}.qk", 2 * keys, hidden, part="recurrent", units=heads, bias=bias),
@@ -76,6 +78,10 @@ def read_xlstm(f: Fields) -> ModelSpec:
     return replace(spec, max_context=None)
 
 
-def round_up(value: float, step: int) -> int:
-    """`value` rounded up to a multiple of `step`."""
-    return step * int(-(-value // step))
+def _scaled(f: Fields, name: str, default: float, hidden: int, step: int) -> int:
+    """The hidden size times the factor `name`, rounded up to a multiple of `step`."""
+    factor = f.number(name, default)
+    if not 0 < factor < 1e4:
+        f.fault(name, factor, "a number between 0 and 10,000")
+        factor = default
+    return step * ceil(hidden * factor / step)
