@@ -205,19 +205,19 @@ def mamba2(hidden: int, inner: int, heads: int, groups: int, state: int, kernel:
            name: str = "mixer") -> tuple[Weight, ...]:  # fmt: skip
     """A Mamba 2 mixer: a projection for gate, values, B, C and dt, a convolution, a gated norm."""
     channels = inner + 2 * groups * state
+    taps = kernel + 1 if conv_bias else kernel
     weights = (
         *linear(
             f"{name}.in_proj", inner + channels + heads, hidden, part="recurrent", units=heads,
             bias=bias,
         ),
-        Weight(f"{name}.conv1d", "recurrent", (channels, kernel), heads),
+        Weight(f"{name}.conv1d.x", "recurrent", (inner, taps), heads),
+        Weight(f"{name}.conv1d.bc", "recurrent", (channels - inner, taps), groups),
         Weight(f"{name}.A_log_D_dt_bias", "recurrent", (3, heads), heads),
         *linear(
             f"{name}.out_proj", hidden, inner, part="recurrent", units=heads, bias=bias, rows=True
         ),
     )  # fmt: skip
-    if conv_bias:
-        weights += (Weight(f"{name}.conv1d.bias", "recurrent", (channels,), heads),)
     if gated_norm:
         weights += (Weight(f"{name}.norm", "norm", (inner,), heads),)
     return weights
