@@ -53,6 +53,7 @@ def decode(pairs: Sequence[tuple[int, int]], **options: Any) -> Section:
 
 
 OURS = ("flash", "lazy")
+FLEX = ("sdpa-efficient", "flex")
 SECTIONS: dict[str, Section] = {
     "prefill": prefill(LLAMA) + prefill(NARROW),
     "default": [{"model": "llama-3-8b"}],
@@ -66,6 +67,10 @@ SECTIONS: dict[str, Section] = {
     "fp8": decode(((64, 8192),), kernel=OURS, kv_dtype=("auto", "fp8")),
     "variants": decode(((1, 32768), (32, 4096)), kernel=OURS, variant=LAZY),
     "generate": [{"generate": 512, "model": "llama-3-8b"}],
+    "flex": [
+        {"phase": phase, "batch": batch, "ctx": 4096, "kernel": "flash", "peers": FLEX, **LLAMA}
+        for phase, batch in (("prefill", 4), ("decode", 32))
+    ],
 }
 
 

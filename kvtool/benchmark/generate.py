@@ -29,6 +29,7 @@ GATE_TOKENS = 24
 MIN_TOKENS = 8
 BINS = 12
 STEADY = 0.2
+MIN_FIT_TOKENS = 64
 MOSTLY_FIXED = 0.8
 """Above this share of fixed cost in the last steps an exponent would be noise."""
 
@@ -151,13 +152,15 @@ class _Bin:
 
 
 def fit(seconds: Sequence[float]) -> Growth | None:
-    """Growth of step times, seconds[t - 1] at prefix t; None when nothing grows.
+    """Growth of step times, seconds[t - 1] at prefix t; None when nothing grows, or too few.
 
     Geometric bins are represented by their faster steps (`STEADY` quantile), since other work on
     the machine only ever adds time. For each power on a grid the two other parameters follow by
     least squares on relative errors, a bin counting as often as it has steps, both held
     non-negative.
     """
+    if len(seconds) < MIN_FIT_TOKENS:
+        return None
     bins = _binned(seconds)
     best: tuple[float, Growth] | None = None
     for step in range(10, 301):

@@ -114,6 +114,10 @@ def test_the_fit_shrugs_off_hiccups():
     assert fit(steps).power == pytest.approx(2.0, abs=0.1)
 
 
+def test_a_few_steps_have_no_exponent():
+    assert fit([1e-9 * t**2 for t in range(1, 40)]) is None
+
+
 def test_constant_times_do_not_grow():
     growth = fit([1e-4] * 256)
 
