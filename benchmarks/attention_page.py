@@ -134,6 +134,8 @@ def page(run: Run, source: str, picture: str) -> str:
         + _grid(run, "documents", ("flash", "lazy"), "bytes_per_s"),
         "## fp8 cache, decode\n\n" + _list(run.rows("fp8"), ("kv_dtype",)),
         "## Variants of lazy, decode\n\n" + _list(run.rows("variants"), ()),
+        "## FlexAttention and the memory-efficient backend\n\n"
+        + _list(run.rows("flex"), ("phase",)),
         "## `kvtool bench` without options\n\n" + _default(run),
         "## Generation\n\n" + _generate(run),
         "## Gates\n\n" + _gates(run),
@@ -214,9 +216,8 @@ def _list(rows: Iterable[Row], more: Sequence[str]) -> str:
     lines = [_line(head), _line(["---"] * (2 + len(more)) + ["---:"] * 5)]
     for row in rows:
         first = [_label(_case(row), row["section"]), *(row[name] for name in more)]
-        lines.append(
-            _line([*first, row["implementation"], *_speed(row), f"{row['max_error']:.1e}"])
-        )
+        error = "-" if row["max_error"] is None else f"{row['max_error']:.1e}"
+        lines.append(_line([*first, row["implementation"], *_speed(row), error]))
     return "\n".join(lines)
 
 
