@@ -324,14 +324,17 @@ def lfm2_inner(f: Fields) -> int:
 def moe(f: Fields, style: Style, hidden: int) -> tuple[Weight, ...]:
     """Router, experts and shared experts of one layer."""
     inner = f.optional("moe_intermediate_size") or inner_size(f, style, hidden)
+    narrow = f.optional("routed_expert_hidden_size")
     weights = blocks.experts(
-        hidden,
+        narrow or hidden,
         inner,
         f.integer("num_experts", high=65_536),
         f.integer("num_experts_per_tok", high=65_536),
         bias=style.expert_bias,
         router_bias=_flag(f, style.router_bias),
     )
+    if narrow:
+        weights = (*_between_projections(f, hidden, narrow), *weights[1:])
     shared = shared_size(f, inner) if style.shared else 0
     if style.shared == "llama4":
         shared = inner_size(f, style, hidden)
@@ -342,6 +345,17 @@ def moe(f: Fields, style: Style, hidden: int) -> tuple[Weight, ...]:
     if style.shared_gate:
         weights += (Weight("mlp.shared_expert_gate", "router", (1, hidden)),)
     return weights
+
+
+def _between_projections(f: Fields, hidden: int, narrow: int) -> tuple[Weight, ...]:
+    """What stands around experts that work at a narrower width (Kimi K3), the router included."""
+    size = narrow if f.flag("latent_moe_use_norm", False) else 0
+    return (
+        Weight("mlp.gate", "router", (f.integer("num_experts", high=65_536), hidden)),
+        *blocks.linear("mlp.routed_expert_down_proj", narrow, hidden, part="mlp"),
+        *blocks.norm("mlp.routed_expert_norm", size),
+        *blocks.linear("mlp.routed_expert_up_proj", hidden, narrow, part="mlp"),
+    )
 
 
 def renamed(f: Fields, raw: dict[str, Any], model_type: str = "") -> Fields:

@@ -28,7 +28,11 @@ def _kda_kinds(f: Fields, section: Fields, layers: int) -> list[str]:
 
 
 def read_kda(f: Fields) -> ModelSpec:
-    """Kimi Linear and Kimi K3: delta attention with float32 states, latent attention between."""
+    """Kimi Linear and Kimi K3: delta attention with float32 states, latent attention between.
+
+    With `attn_res_block_size` (K3) each branch looks at the residuals of earlier blocks through a
+    norm and a projection to one number. Source: vLLM 0.33, models/kimi_k3.
+    """
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     section = f.child("linear_attn_config", model_type=f.model_type)
     kinds = _kda_kinds(f, section, count)
@@ -44,18 +48,18 @@ def read_kda(f: Fields) -> ModelSpec:
         )
     full_gate = section.flag("use_full_rank_gate", False)
     linear = blocks.kda_state(heads, width, kernel, f.dtype, state_dtype(f, "float32"))
+    residual = blocks.norm("residuals", hidden, count=4) if f.has("attn_res_block_size") else ()
     mixers: Mixers = {
-        "full": ((state,), weights),
-        "linear": (linear, blocks.kda(hidden, heads, width, kernel, full_gate=full_gate)),
+        "full": ((state,), weights + residual),
+        "linear": (
+            linear,
+            blocks.kda(hidden, heads, width, kernel, full_gate=full_gate) + residual,
+        ),
     }
     spec = assemble_mixers(f, STYLE, kinds, mixers)
-    if f.has("routed_expert_hidden_size") or f.has("attn_res_block_size"):
-        return replace(
-            spec,
-            weights_known=False,
-            notes=("parameters of Kimi K3's latent experts and attention residuals are not known",),
-        )
-    return spec
+    if not residual:
+        return spec
+    return replace(spec, head=spec.head + blocks.norm("output_residual", hidden, count=2))
 
 
 def read_ling3(f: Fields) -> ModelSpec:
