@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,22 @@ from kvtool.catalog import card_names, card_text, find_card, load_card, make_car
 from kvtool.model.weights import mtp_parameters, parameters, weight_bytes
 
 NAMES = card_names()
+COUNTED = json.loads(
+    Path(__file__).with_name("golden").joinpath("parameter_counts.json").read_text("utf-8")
+)["models"]
+
+# Parameters that transformers' class has less (-) or more (+) than the checkpoint.
+OTHERWISE_COUNTED = {
+    # It ties the head to the embedding; the published checkpoints hold both: 32,128 x d_model.
+    "flan-t5-large": -32_128 * 1024,
+    "flan-t5-xxl": -32_128 * 4096,
+    "t5-v1.1-xl": -32_128 * 2048,
+    # The copy holds no vision section, and the class then builds its default one.
+    "llama-4-maverick": 455_178_240,
+    "llama-4-scout": 455_178_240,
+    "step-3.7-flash": 1_980_351_232,
+    "step-3.7-flash-fp8": 1_980_351_232,
+}
 
 
 def row(model, **asked):
@@ -194,6 +212,22 @@ def test_an_encoder_decoder_keeps_its_audio_once():
 @pytest.mark.parametrize("name", ["arctic-embed-m", "bert-base-uncased"])
 def test_an_encoder_keeps_nothing(name):
     assert row(name, ctx=512)["sequence_bytes"] == 0
+
+
+@pytest.mark.parametrize("name", [name for name in COUNTED if name in NAMES])
+def test_parameters_are_those_that_transformers_builds(name):
+    """`tests/oracles/transformers_oracle.py counts --cards` counted them on the meta device."""
+    counted = COUNTED[name]
+    total = counted["text"] if counted["total"] is None else counted["total"]
+
+    assert parameters(load_card(name).spec()) == total - OTHERWISE_COUNTED.get(name, 0)
+
+
+def test_enough_cards_were_counted_by_transformers():
+    types = {load_card(name).spec().model_type for name in COUNTED if name in NAMES}
+
+    assert len(COUNTED) >= 250
+    assert len(types) >= 70
 
 
 # Exact totals that others printed from the checkpoints' own tensors: Mistral Nemo and QwQ in
