@@ -45,7 +45,10 @@ def read(f: Fields, style: Style) -> ModelSpec:
                 ),
             )  # fmt: skip
         layers.append(made[key])
-    return assemble(f, style, tuple(layers), hidden)
+    own = layout.prediction_kind(f, count)
+    alike = [i for i in range(count) if kinds[i] == own and moe[i] == moe[-1]]
+    template = layers[alike[-1]] if alike else None
+    return assemble(f, style, tuple(layers), hidden, template)
 
 
 def assemble(

@@ -49,15 +49,15 @@ def num_layers(f: Fields) -> int:
 
 
 def window(f: Fields) -> int | None:
-    """The sliding window in tokens; None when absent, null, zero or switched off."""
+    """The sliding window in tokens; None when absent, null, 0, -1 or switched off."""
     if f.nulled("sliding_window"):
         return None
-    value = f.optional("sliding_window", low=0, high=MAX_TOKENS)
+    value = f.optional("sliding_window", low=-1, high=MAX_TOKENS)
     if value is None:
-        value = f.optional("attention_window_size", low=0, high=MAX_TOKENS)
+        value = f.optional("attention_window_size", low=-1, high=MAX_TOKENS)
     if f.flag("use_sliding_window", True) is False:
         return None
-    return value or None
+    return value if value and value > 0 else None
 
 
 def layer_kinds(
@@ -85,6 +85,13 @@ def layer_kinds(
             return ["full"] * layers
         return ["sliding" if entry else "full" for entry in pattern]
     return _by_rule(f, layers, rule)
+
+
+def prediction_kind(f: Fields, layers: int) -> str | None:
+    """The kind of the multi-token-prediction layers where the configuration lists them: behind the
+    entries of `layer_types`, or as `mtp_layer_types`."""
+    listed = f.strings("mtp_layer_types") or (f.strings("layer_types") or [])[layers:]
+    return LAYER_TYPES.get(listed[0]) if listed else None
 
 
 def listed_types(f: Fields, layers: int, name: str = "layer_types") -> list[str] | None:

@@ -9,6 +9,7 @@ from kvtool.model.spec import ModelSpec
 # Source: the models' own code (transformers 5.24, or the hub).
 REASONS = {
     "blt": "it caches patches of bytes, whose number depends on the text",
+    "deepseek_v41": "its n-gram tables and the rows that its layers share are not read here",
     "hymba": "its heads mix attention and Mamba around meta tokens, and some layers share",
     "plamo2": "its Mamba layers are not described in its configuration",
     "reformer": "it keeps hash buckets instead of keys and values",

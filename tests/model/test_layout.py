@@ -48,6 +48,22 @@ def test_a_window_that_is_switched_off_limits_nothing() -> None:
     assert set(kinds(config)) == {"full"}
 
 
+@pytest.mark.parametrize("value", [0, -1, None])
+def test_zero_minus_one_and_null_are_no_windows(value: int | None) -> None:
+    config = {**LLAMA, "model_type": "mistral", "num_key_value_heads": 8, "sliding_window": value}
+
+    assert set(kinds(config)) == {"full"}
+
+
+def test_prediction_layers_have_the_kind_that_is_listed_for_them() -> None:
+    """Step-3.5-Flash: entry 46 of layer_types, behind the 45 layers, is that of a window."""
+    config = {**LLAMA, "num_hidden_layers": 3, "sliding_window": 512}
+    listed = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    spec = read({**config, "layer_types": listed, "num_nextn_predict_layers": 1})
+
+    assert [state.kind for state in spec.mtp_layers[0].states] == ["sliding"]
+
+
 def test_qwen2_windows_begin_at_max_window_layers() -> None:
     config = {**LLAMA, "model_type": "qwen2", "num_key_value_heads": 8, "sliding_window": 4096,
               "use_sliding_window": True, "max_window_layers": 28}  # fmt: skip
