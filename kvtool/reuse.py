@@ -107,13 +107,11 @@ def document_accesses(
     lengths = np.diff(requests.starts)
     request = request_of_access(requests.starts)
     kept = np.bincount(request[first], minlength=requests.requests)
-    distinct, which = np.unique(padded, return_inverse=True)
-    sizes = document_bytes(distinct)[which] * (2 if rule == "two-copy" else 1)
+    copies = 2 if rule == "two-copy" else 1
     tokens = np.concatenate(([0], np.cumsum(requests.tokens)))
-    one_size = int(sizes[0]) if len(distinct) == 1 else None
     return Accesses(
         keys=keys[first],
-        sizes=one_size if one_size is not None else sizes[first],
+        sizes=_sizes(padded[first], document_bytes, copies),
         starts=np.concatenate(([0], np.cumsum(kept))).astype(np.int64),
         can_hit=np.ones(int(first.sum()), dtype=np.bool_),
         tokens=requests.tokens[first],
@@ -121,6 +119,14 @@ def document_accesses(
         request_tokens=tokens[requests.starts[1:]] - tokens[requests.starts[:-1]],
         unbroken=rule == "prefix",
     )
+
+
+def _sizes(padded: Ints, document_bytes: Callable[[Ints], Ints], copies: int) -> Ints | int:
+    """Bytes of each document, one number where all are as long; each length is asked for once."""
+    if len(padded) and int(padded.min()) == int(padded.max()):
+        return int(document_bytes(padded[:1])[0]) * copies
+    distinct, which = np.unique(padded, return_inverse=True)
+    return document_bytes(distinct)[which] * copies
 
 
 def _document_keys(rule: str, requests: DocumentRequests, padded: Ints) -> Ints:

@@ -98,6 +98,19 @@ def test_curve_equals_an_ordered_dictionary_beyond_one_block_of_ranks(touches, w
         assert (needed <= budget).tolist() == expected
 
 
+def test_curve_equals_an_ordered_dictionary_beyond_one_block_of_the_partition():
+    rng = np.random.default_rng(4)
+    keys = (rng.pareto(0.9, 300_000) * 50).astype(np.int64) % 40_000
+
+    needed = bytes_needed(keys, 1)
+
+    for size in (100, 5_000):
+        expected = lru_hits(
+            [keys.tolist()], dict.fromkeys(range(40_000), 1), size, whole_request=False
+        )
+        assert (needed <= size).tolist() == expected
+
+
 def test_requests_of_hundreds_of_keys_are_looked_up_whole():
     rng = np.random.default_rng(3)
     requests = [rng.permutation(700)[:400].tolist() for _ in range(12)]

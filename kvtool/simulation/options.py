@@ -113,6 +113,7 @@ def settle(options: Options) -> Study:
         block_rules=_block_rules(options, blocks=blocks),
     )
     refuse_recurrent(model, plan.rules)
+    _refuse_what_does_not_fit(plan)
     plan = replace(plan, budgets=_budgets(options, preset, plan))
     return Study(options, plan, preset, trace, _inputs(options, plan, trace, preset, kv.k.name))
 
@@ -216,10 +217,19 @@ def _workloads(options: Options, preset: Preset | None) -> tuple[DocumentWorkloa
     given["order"] = _choice("--order", options.order, ORDERS, base.order)
     given["duplicates"] = _choice("--duplicates", options.duplicates, DUPLICATES, base.duplicates)
     skews = options.zipf or (preset.skews if preset else (base.skew,))
-    workloads = tuple(replace(base, skew=float(skew), **given) for skew in dict.fromkeys(skews))
-    asked = workloads[0].requests * workloads[0].docs_per_request
-    check_fits(asked, "this workload", "lower --requests or --docs-per-request")
-    return workloads
+    return tuple(replace(base, skew=float(skew), **given) for skew in dict.fromkeys(skews))
+
+
+def _refuse_what_does_not_fit(plan: Plan) -> None:
+    """KvtoolError for a workload whose seeds and rules would not fit into memory."""
+    workload = plan.sources[0]
+    if isinstance(workload, DocumentWorkload):
+        check_fits(
+            workload.requests * workload.docs_per_request,
+            "each seed of this workload",
+            "lower --requests, --docs-per-request or --seeds",
+            curves=len(plan.sources) * len(plan.rules) * plan.seeds,
+        )
 
 
 _ZIPF_ONLY = (

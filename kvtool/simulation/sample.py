@@ -58,7 +58,7 @@ class Sample:
     """The outcome of one rule and policy in a job.
 
     curve: LRU's hits at every budget from `largest_bytes` up; None for other policies.
-    rates: at single budgets.  lookups, requests: those that count.  working_set_bytes: of all keys.
+    rates: at single budgets.  lookups, requests: those that count.
     """
 
     rule: str
@@ -69,7 +69,6 @@ class Sample:
     lookups: int
     requests: int
     largest_bytes: int
-    working_set_bytes: int
 
     def at(self, budget_bytes: int) -> Rates | None:
         """The rates at a budget, None where this sample has none."""
@@ -120,7 +119,6 @@ def _run_rule(rule: str, source: DocumentRequests | BlockRequests, job: Job) -> 
         lookups=int(accesses.lookups[first:].sum()),
         requests=requests - first,
         largest_bytes=0 if isinstance(accesses.sizes, int) else accesses.largest,
-        working_set_bytes=working_set_bytes(accesses),
     )
 
 

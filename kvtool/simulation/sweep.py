@@ -16,7 +16,7 @@ from kvtool.simulation.plan import Plan
 from kvtool.simulation.sample import Rates, Sample, run
 from kvtool.workload.requests import Ints
 
-# 97.5 % points of Student's t for 1, 2, .. degrees of freedom; beyond, three terms of its expansion.
+# 97.5 % points of Student's t for 1, 2, .. degrees of freedom; beyond, its expansion in 1/n.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _NORMAL = 1.959964
 

@@ -7,9 +7,12 @@ from pathlib import Path
 from kvtool.errors import KvtoolError
 from kvtool.units import format_bytes
 
-BYTES_PER_ACCESS = 200
-"""Peak bytes of a whole run per document or block asked for, rounded up from what
-`benchmarks/simulate.py` measures for a trace load and for Zipf draws under all rules."""
+BYTES_PER_ACCESS = 260
+"""Peak bytes of a run per document or block asked for, rounded up from the largest that
+`benchmarks/simulate.py` and a document log with text ids show."""
+
+BYTES_PER_CURVE_STEP = 32
+"""Bytes that every further curve of a run keeps per access, at most."""
 
 
 def available_bytes() -> int | None:
@@ -43,17 +46,21 @@ def _cgroup(folder: Path) -> int | None:
     return max(0, int(limit) - int(used)) if limit.isdigit() else None
 
 
-def check_fits(accesses: int, what: str, hint: str, available: int | None = None) -> None:
+def check_fits(
+    accesses: int, what: str, hint: str, *, curves: int = 1, available: int | None = None
+) -> None:
     """KvtoolError when `accesses` look-ups would not fit into memory, with both figures.
 
-    `available` bytes default to what the machine reports; nothing is refused where that is unknown.
+    curves: how many are kept, one per rule, seed and exponent.  available: bytes, by default what
+    the machine reports; nothing is refused where that is unknown.
     """
     if available is None:
         available = available_bytes()
-    needed = accesses * BYTES_PER_ACCESS
+    each = BYTES_PER_ACCESS + BYTES_PER_CURVE_STEP * (curves - 1)
+    needed = accesses * each
     if available is not None and needed > available:
         raise KvtoolError(
             f"{what} has about {accesses:,} look-ups and would need {format_bytes(needed)} of "
-            f"memory ({BYTES_PER_ACCESS} B each), but {format_bytes(available)} is available",
+            f"memory ({each} B each), but {format_bytes(available)} is available",
             hint,
         )

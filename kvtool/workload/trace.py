@@ -128,7 +128,8 @@ def _refuse_what_does_not_fit(path: Path, available: int | None) -> None:
     with path.open("rb") as file:
         sample = file.read(_SAMPLE_BYTES)
     per_byte = (sample.count(b",") + sample.count(b"\n")) / max(len(sample), 1)
-    check_fits(int(per_byte * total), f"'{path}'", "use a shorter trace or more memory", available)
+    hint = "use a shorter trace or more memory"
+    check_fits(int(per_byte * total), f"'{path}'", hint, available=available)
 
 
 def _whole(value: Any) -> bool:

@@ -161,6 +161,8 @@ def test_the_estimate_of_a_trace_is_not_below_its_look_ups(write):
 
 def test_nothing_is_refused_that_fits():
     check_fits(10, "this", "", available=10 * BYTES_PER_ACCESS)
+    with pytest.raises(KvtoolError, match="10 look-ups"):
+        check_fits(10, "this", "", curves=2, available=10 * BYTES_PER_ACCESS)
 
 
 def test_columns_are_int64(write):
