@@ -2,7 +2,8 @@
 
 Operations per byte across, operations per second upward, both logarithmic. The roof is the
 bandwidth slope and the flat arithmetic rate; one point per row, coloured by implementation,
-a disc for prefill and a square for decode. Rows without a speed are not drawn.
+a disc for prefill and a square for decode. All implementations of a case have the same operations
+per byte and are drawn side by side around it. Rows without a speed are not drawn.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from kvtool.errors import KvtoolError, UsageError
 
 MARKERS = {"prefill": "o", "decode": "s"}
+SIDESTEP = 1.12
+"""Factor on operations per byte between neighbouring implementations."""
 COLOURS = (
     "#0072b2",
     "#e69f00",
@@ -50,7 +53,10 @@ def draw(
     title: str,
     path: Path,
 ) -> None:
-    """Write the roofline picture of `rows` to `path` (PNG, SVG or PDF, by its suffix)."""
+    """Write the roofline picture of `rows` to `path` (PNG, SVG or PDF, by its suffix).
+
+    The same rows give the same SVG, byte for byte.
+    """
     check_path(path)
     import matplotlib
 
@@ -64,17 +70,21 @@ def draw(
     axes.set(
         xscale="log",
         yscale="log",
-        xlabel="operations per byte of the task",
+        xlabel="operations per byte of the task (implementations of a case side by side)",
         ylabel="TFLOP/s",
         title=title,
     )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(
         fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5), borderaxespad=0
     )
-    figure.savefig(path, dpi=160)
+    stable = {"Date": None} if path.suffix.lower() == ".svg" else None
+    with matplotlib.rc_context({"svg.hashsalt": "kvtool"}):
+        figure.savefig(path, dpi=160, metadata=stable)
     pyplot.close(figure)
 
 
@@ -105,18 +115,20 @@ def _draw_roof(
 def _draw_rows(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     names = list(dict.fromkeys(row["implementation"] for row in rows))
     for index, name in enumerate(names):
-        mine = [row for row in rows if row["implementation"] == name]
+        step = SIDESTEP ** (index - (len(names) - 1) / 2)
         for phase, marker in MARKERS.items():
-            points = [row for row in mine if row["phase"] == phase]
-            if points:
-                axes.scatter(
-                    [row["flops"] / row["bytes"] for row in points],
-                    [row["flops_per_s"] / 1e12 for row in points],
-                    marker=marker,
-                    s=42,
-                    color=COLOURS[index % len(COLOURS)],
-                    edgecolor="white",
-                    linewidth=0.6,
-                    label=f"{name}, {phase}",
-                    zorder=3,
-                )
+            points = [r for r in rows if (r["implementation"], r["phase"]) == (name, phase)]
+            axes.scatter(
+                [row["flops"] / row["bytes"] * step for row in points],
+                [row["flops_per_s"] / 1e12 for row in points],
+                marker=marker,
+                s=34,
+                color=COLOURS[index % len(COLOURS)],
+                edgecolor="white",
+                linewidth=0.5,
+                zorder=3,
+            )
+        axes.scatter([], [], marker="o", s=34, color=COLOURS[index % len(COLOURS)], label=name)
+    for phase, marker in MARKERS.items():
+        if any(row["phase"] == phase for row in rows):
+            axes.scatter([], [], marker=marker, s=34, color="white", edgecolor="black", label=phase)
