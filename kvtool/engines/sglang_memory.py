@@ -71,11 +71,7 @@ def default_fraction(model: ModelSpec, settings: Settings, device: DeviceSpec) -
 
 
 def terms(
-    model: ModelSpec,
-    deployment: Deployment,
-    settings: Settings,
-    device: DeviceSpec,
-    fraction: float,
+    model: ModelSpec, deployment: Deployment, settings: Settings, device: DeviceSpec
 ) -> tuple[Term, ...] | None:
     """Where the device's memory goes besides the pools; None where the weights are not known."""
     loaded, fraction = loaded_bytes(model, deployment), settings.fraction

@@ -1,0 +1,383 @@
+"""TensorRT-LLM (PyTorch backend): blocks of a request, a slope, an intercept, pools per window.
+
+    bytes  = slope x tokens + intercept       intercept: recurrent states of max_batch_size requests
+    budget = fraction x (memory - peak of a dry run)             (0.9 of what is free, not of all)
+    blocks = (budget - intercept) / slope / tokens_per_block     up to 1.2 rounded up
+
+Windows are stored in full unless `max_attention_window` names them; then every distinct window has
+a pool with an equal share of the bytes. Source: tensorrt_llm/_torch/pyexecutor, `_util.py` and
+`resource_manager.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from kvtool import kvcache
+from kvtool.engines.base import Budget, Deployment, Estimate, Group, Pool, Reason, Reserve, Term
+from kvtool.engines.trtllm_options import NEWEST, Release, Settings, find_release, settle
+from kvtool.errors import KvtoolError, ModelError
+from kvtool.model.spec import Attention, Index, Latent, Layer, ModelSpec, Recurrent, State, stages
+from kvtool.model.weights import weight_bytes
+
+NAME = "trtllm"
+GIB = 1 << 30
+
+# One log states all terms (gpt-oss-120b, 12/2025): 63.52 GiB inside torch after loading 63.32 GB of
+# weights, 0.85 GiB of activations at 8,192 tokens. What lies outside torch is not known on a device
+# with memory of its own: driver, libraries, NCCL and graphs take 1 to 4 GiB elsewhere.
+OTHER = Estimate(int(2.5 * GIB), int(1.0 * GIB), int(5.0 * GIB))
+LOADED = (1.005, 0.99, 1.04)
+
+TEXTS = {
+    "window_stored_in_full": "windows are stored in full unless max_attention_window names them",
+    "window_block": "a window may begin inside a block and gets one more",
+    "index_format": "index keys are charged at the cache's element size",
+    "page_rounding": "the last block is not full",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A state of one layer: the bytes of a token, or of the state; the tokens it keeps at most."""
+
+    state: State
+    bytes: int
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPool:
+    """Layers with one window: bytes of a token of all of them, blocks of a request."""
+
+    window: int | None
+    token_bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trtllm:
+    """The adapter for one version."""
+
+    version: str
+    release: Release
+    name: str = NAME
+
+    def reserve(
+        self,
+        model: ModelSpec,
+        context_tokens: int,
+        batch_size: int = 1,
+        deployment: Deployment = Deployment(),
+        budget: Budget | None = None,
+    ) -> Reserve:
+        """What a request of `context_tokens` takes, and what the pools of `budget` hold.
+
+        Raises UsageError for options, dtypes and ranks that cannot be, KvtoolError for layers that
+        this adapter does not cover.
+        """
+        kvcache.check_parallel(model, deployment.parallel)
+        fraction = budget.fraction if budget else None
+        settings = settle(model, deployment, self.release, batch_size, fraction)
+        extra = _extra(model, deployment)
+        parts = [list(part) for part in stages(model.layers, deployment.parallel.pp)]
+        parts[-1] += extra
+        every = [_rows(model, part, settings, context_tokens) for part in parts]
+        whole = replace(model, mtp_layers=extra)
+        fullest = list(
+            kvcache.fullest_stage(
+                whole, context_tokens, settings.kv, deployment.parallel, 0, bool(extra)
+            )
+        )
+        rows = every[parts.index(fullest)]
+        pools = _pools(rows, settings, context_tokens)
+        state = _state_bytes(rows)
+        request = _paged_bytes(pools, settings)
+        single = pools[0] if len(pools) == 1 and not state else None
+        block = settings.tokens_per_block
+        cluster = sum(
+            batch_size * _paged_bytes(_pools(stage, settings, context_tokens), settings)
+            + max(settings.max_batch_size if state else 0, batch_size) * _state_bytes(stage)
+            for stage in every
+        )
+        return Reserve(
+            engine=self.name,
+            version=self.version,
+            kv=settings.kv,
+            context_tokens=context_tokens,
+            batch_size=batch_size,
+            block_size=block,
+            bytes_per_block=single.token_bytes * block if single else 0,
+            blocks_per_request=single.blocks if single else 0,
+            request_bytes=request + state,
+            cache_bytes=batch_size * request
+            + (max(settings.max_batch_size, batch_size) * state if state else 0),
+            cluster_bytes=cluster * deployment.parallel.tp,
+            groups=_groups(rows, pools, settings, context_tokens),
+            reasons=(
+                *_reasons(rows, pools, settings, context_tokens),
+                *_notes(rows, pools, settings),
+            ),
+            settings=settings.shown(),
+            loaded_bytes=_loaded(model, deployment),
+            pool=_pool(model, deployment, settings, pools, state, batch_size, budget),
+            warnings=self._warnings(),
+        )
+
+    def _warnings(self) -> tuple[str, ...]:
+        if self.version == NEWEST:
+            return ()
+        return (
+            f"TensorRT-LLM {self.version}: the rules of {self.release.version} on, not checked here",
+        )
+
+
+def load(version: str | None = None) -> Trtllm:
+    """The adapter for `version`, the newest known when None; UsageError for an unknown one."""
+    return Trtllm(*find_release(version))
+
+
+def _extra(model: ModelSpec, deployment: Deployment) -> tuple[Layer, ...]:
+    """Layers a drafter adds on the last stage: the model's own MTP layers, another model's."""
+    own = model.mtp_layers if deployment.mtp else ()
+    return (*own, *(deployment.draft.layers if deployment.draft else ()))
+
+
+def _rows(model: ModelSpec, layers: Sequence[Layer], settings: Settings, context: int) -> list[Row]:
+    """Bytes of every state of `layers`, and the window its layer is given."""
+    kv, tp = settings.kv, settings.parallel.tp
+    pattern = settings.attention_window
+    found = []
+    for i, layer in enumerate(layers):
+        window = pattern[i % len(pattern)] if pattern else None
+        window = window if window is not None and window < context else None
+        latent = any(isinstance(state, Latent) for state in layer.states)
+        for state in layer.states:
+            if isinstance(state, Attention) and _has_one_width(state):
+                found.append(Row(state, state.row_bytes(kv, tp), window))
+            elif isinstance(state, Latent) and state.stride == 1:
+                found.append(Row(state, kv.k.row_bytes(1, state.width), window))
+            elif isinstance(state, Index) and latent:
+                size = state.row_bytes() * (kv.k.block_bytes if kv.k.block == 1 else 1)
+                found.append(Row(state, -(-size // state.stride), window))
+            elif isinstance(state, Recurrent):
+                found.append(Row(state, state.bytes(context, kv, settings.parallel), None))
+            else:
+                raise KvtoolError(
+                    f"the trtllm adapter does not cover the {state.kind} layers of {model.name}",
+                    "use --engine logical for what the architecture keeps",
+                )
+    return found
+
+
+def _has_one_width(state: Attention) -> bool:
+    return state.kind != "cross" and state.head_dim == state.v_head_dim
+
+
+def _pools(rows: Sequence[Row], settings: Settings, context: int) -> list[WindowPool]:
+    """A pool for every distinct window, the smallest first and full layers last."""
+    sizes: dict[int | None, int] = {}
+    for row in rows:
+        if not isinstance(row.state, Recurrent):
+            sizes[row.window] = sizes.get(row.window, 0) + row.bytes
+    order = sorted(sizes, key=lambda window: context if window is None else window)
+    return [
+        WindowPool(window, sizes[window], _blocks(window, settings, context)) for window in order
+    ]
+
+
+def _blocks(window: int | None, settings: Settings, context: int) -> int:
+    tokens = context if window is None else window
+    return -(-tokens // settings.tokens_per_block) + (window is not None)
+
+
+def _paged_bytes(pools: Sequence[WindowPool], settings: Settings) -> int:
+    return sum(pool.blocks * pool.token_bytes for pool in pools) * settings.tokens_per_block
+
+
+def _state_bytes(rows: Sequence[Row]) -> int:
+    return sum(row.bytes for row in rows if isinstance(row.state, Recurrent))
+
+
+def _groups(
+    rows: Sequence[Row], pools: Sequence[WindowPool], settings: Settings, context: int
+) -> tuple[Group, ...]:
+    counts: dict[tuple[str, int | None, int], int] = {}
+    for row in rows:
+        key = (row.state.kind, row.window, row.bytes)
+        counts[key] = counts.get(key, 0) + 1
+    blocks = {pool.window: pool.blocks for pool in pools}
+    block = settings.tokens_per_block
+    return tuple(
+        Group(kind, layers, context, size, 1)
+        if kind in ("recurrent", "conv")
+        else Group(kind, layers, block, size * block, blocks[window])
+        for (kind, window, size), layers in counts.items()
+    )
+
+
+def _reasons(
+    rows: Sequence[Row], pools: Sequence[WindowPool], settings: Settings, context: int
+) -> list[Reason]:
+    """Why a request takes more than its logical bytes; their sum is exactly the difference."""
+    blocks = {pool.window: pool.blocks for pool in pools}
+    totals = dict.fromkeys(TEXTS, 0)
+    for row in rows:
+        if isinstance(row.state, Recurrent):
+            continue
+        kept = blocks[row.window] * settings.tokens_per_block
+        tokens = context if row.window is None else row.window
+        if isinstance(row.state, Index):
+            logical = row.state.bytes(context, settings.kv, settings.parallel)
+            totals["index_format"] += row.bytes * tokens - logical
+        else:
+            stored = row.state.tokens(context, 0)
+            totals["window_stored_in_full"] += row.bytes * (tokens - stored)
+        name = "page_rounding" if row.window is None else "window_block"
+        totals[name] += row.bytes * (kept - tokens)
+    return [Reason(name, count, TEXTS[name]) for name, count in totals.items() if count]
+
+
+def _notes(
+    rows: Sequence[Row], pools: Sequence[WindowPool], settings: Settings
+) -> Iterator[Reason]:
+    """Facts about pools and cluster, which take no bytes of a request."""
+    tp = settings.parallel.tp
+    if tp > 1 and any(isinstance(row.state, Latent) for row in rows):
+        yield Reason("replicated_rows", 0, f"latent rows are on each of the {tp} tensor ranks")
+    heads = {row.state.num_kv_heads for row in rows if isinstance(row.state, Attention)}
+    for count in sorted(heads):
+        if count < tp:
+            text = f"{count} key/value heads on {tp} ranks: each is kept {tp // count} times"
+            yield Reason("replicated_heads", 0, text)
+    for smaller, larger in pairwise(pools):
+        last = "full" if larger.window is None else f"{larger.window:,}"
+        text = f"the pools of windows {smaller.window:,} and {last} get equal shares of the bytes"
+        yield Reason("equal_shares", 0, text)
+    if _state_bytes(rows):
+        text = f"states of max_batch_size {settings.max_batch_size:,} requests come off the budget"
+        yield Reason("intercept", 0, text)
+    yield Reason("free_fraction", 0, f"{settings.fraction:g} of what is free after a dry run")
+
+
+def _loaded(model: ModelSpec, deployment: Deployment) -> Estimate | None:
+    draft = deployment.draft
+    if not model.weights_known or (draft is not None and not draft.weights_known):
+        return None
+    try:
+        held = weight_bytes(model, deployment.dtype, deployment.parallel, mtp=deployment.mtp)
+        if draft is not None:
+            held += weight_bytes(draft, "auto", deployment.parallel)
+    except ModelError:
+        return None
+    value, low, high = (int(held * factor) for factor in LOADED)
+    return Estimate(value, low, high)
+
+
+def _terms(model: ModelSpec, deployment: Deployment, budget: Budget) -> tuple[Term, ...] | None:
+    """What a dry run finds taken; None where the weights are not known."""
+    loaded = _loaded(model, deployment)
+    if loaded is None or budget.device is None:
+        return None
+    text = "activations of a dry run, driver, libraries, NCCL, graphs"
+    return Term("weights", loaded, "as loaded"), Term("other", OTHER, text)
+
+
+def _pool(
+    model: ModelSpec,
+    deployment: Deployment,
+    settings: Settings,
+    pools: Sequence[WindowPool],
+    state: int,
+    batch_size: int,
+    budget: Budget | None,
+) -> Pool | None:
+    """The pools as given, else estimated from the device; None without either."""
+    if budget is None or not (pools or state):
+        return None
+    terms: tuple[Term, ...] = ()
+    if budget.num_blocks is not None:
+        held = budget.num_blocks * settings.tokens_per_block * sum(p.token_bytes for p in pools)
+        size = Estimate.exact(held + settings.max_batch_size * state)
+        ends = [[budget.num_blocks] * len(pools)] * 3
+        return _filled(size, ends, pools, settings, state, batch_size, terms)
+    if budget.pool_bytes is not None:
+        room = Estimate.exact(budget.pool_bytes)
+    elif budget.device is not None:
+        found = _terms(model, deployment, budget)
+        if found is None:
+            return None
+        terms, total = found, budget.device.memory_bytes
+        least = int(total * 0.97) if budget.device.memory_is_nominal else total
+        free = (
+            total - sum(term.bytes.value for term in found),
+            least - sum(term.bytes.high for term in found),
+            total - sum(term.bytes.low for term in found),
+        )
+        room = Estimate(*(max(int(end * settings.fraction), 0) for end in free))
+    else:
+        return None
+    ends = [_cut(end, pools, settings, state) for end in (room.value, room.low, room.high)]
+    return _filled(room, ends, pools, settings, state, batch_size, terms)
+
+
+def _cut(budget: int, pools: Sequence[WindowPool], settings: Settings, state: int) -> list[int]:
+    """Blocks of every pool: equal shares of what the intercept leaves."""
+    left = max(budget - settings.max_batch_size * state, 0)
+    found = []
+    for pool in pools:
+        tokens = left // len(pools) // pool.token_bytes
+        if settings.max_tokens is not None and len(pools) == 1:
+            tokens = min(tokens, settings.max_tokens)
+        block = settings.tokens_per_block
+        rounds_up = settings.release.rounds_up and len(pools) == 1
+        found.append(-(-tokens // block) if rounds_up else tokens // block)
+    return found
+
+
+def _filled(
+    room: Estimate,
+    ends: Sequence[Sequence[int]],
+    pools: Sequence[WindowPool],
+    settings: Settings,
+    state: int,
+    batch_size: int,
+    terms: tuple[Term, ...],
+) -> Pool:
+    """The pools' figures at their value, low and high end; the log counts blocks of all pools."""
+    at_once = [_concurrency(end, pools, settings, state) for end in ends]
+    totals = Estimate(*(sum(end) for end in ends))
+    largest = _largest_batch(room.value, ends[0], pools, settings, state)
+    return Pool(
+        pool_bytes=room,
+        num_blocks=totals,
+        pool_tokens=Estimate(
+            *(n * settings.tokens_per_block for n in (totals.value, totals.low, totals.high))
+        ),
+        max_concurrency=at_once[0],
+        max_concurrency_low=at_once[1],
+        max_concurrency_high=at_once[2],
+        fits=batch_size <= largest,
+        max_batch_size=largest,
+        terms=terms,
+    )
+
+
+def _concurrency(
+    blocks: Sequence[int], pools: Sequence[WindowPool], settings: Settings, state: int
+) -> float:
+    bounds = [held / pool.blocks for held, pool in zip(blocks, pools, strict=True)]
+    if state:
+        bounds.append(float(settings.max_batch_size))
+    return min(bounds, default=0.0)
+
+
+def _largest_batch(
+    room: int, blocks: Sequence[int], pools: Sequence[WindowPool], settings: Settings, state: int
+) -> int:
+    """Requests the pools hold; with states, whose number the batch decides, of one more each."""
+    if state:
+        return max(room, 0) // (_paged_bytes(pools, settings) + state)
+    return min(int(_concurrency(blocks, pools, settings, state)), settings.max_batch_size)
