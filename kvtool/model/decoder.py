@@ -80,7 +80,7 @@ def embeddings(
 ) -> tuple[tuple[Weight, ...], tuple[Weight, ...], bool]:
     """The first stage's tensors, the last stage's, and whether the two share the embedding."""
     vocab = vocab_size(f)
-    tied = f.flag("tie_word_embeddings", f.flag("share_input_output_layers", False))
+    tied = f.flag("tie_word_embeddings", f.flag("share_input_output_layers", style.tied))
     if f.present("tie_embedding"):
         tied = f.flag("tie_embedding", tied)
     rows = vocab + _extra_rows(f, style)

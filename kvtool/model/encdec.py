@@ -135,6 +135,7 @@ class Bart:
 BARTS = {
     "bart": Bart(2, True, False),
     "plbart": Bart(2, True, False),
+    "florence2_language": Bart(2, True, False),
     "mvp": Bart(2, True, False),
     "mbart": Bart(2, True, True),
     "marian": Bart(0, False, False),

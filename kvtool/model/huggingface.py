@@ -51,7 +51,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("mistral_large4", "mistral_large4_text"), sparse_mla.read_mistral_large4),
     **dict.fromkeys(("dots3_note", "dots3_note_text"), sparse_mla.read_dots3),
     **dict.fromkeys(("deepseek_v4", "deepseek_ref"), latent.read_v4),
-    "longcat_flash": latent.read_longcat,
+    **dict.fromkeys(("longcat_flash", "longcat_flash_ngram"), latent.read_longcat),
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
         recurrent.read_delta,

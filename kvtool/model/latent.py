@@ -132,7 +132,25 @@ def read_longcat(f: Fields) -> ModelSpec:
     dense = blocks.mlp(hidden, f.integer("intermediate_size"))
     half = (*attention, *dense, *blocks.norm("norms", hidden, count=2))
     layer = Layer((state, state), (*half, *half, router, *experts[1:]))
-    return decoder.assemble(f, STYLE, (layer,) * count, hidden)
+    spec = decoder.assemble(f, STYLE, (layer,) * count, hidden)
+    return replace(spec, embedding=spec.embedding + _ngram_embeddings(f, hidden))
+
+
+def _ngram_embeddings(f: Fields, hidden: int) -> tuple[Weight, ...]:
+    """Tables of hashed n-grams beside the embedding (LongCat-Flash-Lite): `emb_split_num` for each
+    n from 2 to `emb_neighbor_num`, the i-th of ratio x vocabulary + 2 i + 1 rows, which share out
+    the hidden size, and a projection from each. Source: vLLM 0.33, longcat_flash_ngram."""
+    if not f.has("ngram_vocab_size_ratio"):
+        return ()
+    tables = f.integer("emb_split_num") * (f.integer("emb_neighbor_num") - 1)
+    if not tables:
+        return ()
+    width = hidden // tables
+    rows = tables * (f.integer("ngram_vocab_size_ratio") * decoder.vocab_size(f) + tables)
+    return (
+        Weight("ngram_embeddings", "embedding", (rows, width), rows),
+        Weight("ngram_projections", "embedding", (tables, width, hidden)),
+    )
 
 
 # DeepSeek V4: tokens per compressed entry, by layer type and by `compress_ratios` value.

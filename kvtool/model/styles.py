@@ -19,7 +19,8 @@ class Style:
     `head_gate` a gate per head on the attention's output; `activation` learned parameters of the
     activation function; `rule` the schedule of `layout.layer_kinds`; `dense` the leading layers
     without experts where no field says; `post_norms` the switch of two more norms; `extra_rows`
-    rows of the embedding beyond the vocabulary; `indexed` layers with a sparse side index.
+    rows of the embedding beyond the vocabulary; `indexed` layers with a sparse side index; `tied`
+    whether the head shares the embedding where no field says.
     """
 
     norms: int = 2
@@ -49,6 +50,7 @@ class Style:
     post_norms: str = ""
     extra_rows: int | str = 0
     indexed: bool = False
+    tied: bool = False
 
 
 LLAMA = Style(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias")
@@ -157,7 +159,7 @@ STYLES: dict[str, Style] = {
     "persimmon": replace(CLASSIC, qk_norm="head", qk_norm_bias=True),
     "biogpt": replace(CLASSIC, positions=2),
     "codeshell": CLASSIC,
-    "phi3small": replace(CLASSIC, gated=True),
+    "phi3small": replace(CLASSIC, gated=True, tied=True),
     "xglm": CLASSIC,
     "jais2": replace(
         CLASSIC, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias",
