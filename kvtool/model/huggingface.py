@@ -43,7 +43,8 @@ Reader = Callable[[Fields], ModelSpec]
 READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite",
-         "mistral_large_3", "minicpm3", "youtu", "axk1", "deepseek_vl_v2", "mistral4", "sarvam_mla"),
+         "mistral_large_3", "minicpm3", "youtu", "axk1", "deepseek_vl_v2", "mistral4",
+         "sarvam_mla"),
         latent.read,
     ),
     "axk2": sparse_mla.read_axk2,
