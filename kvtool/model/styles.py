@@ -260,6 +260,7 @@ SAME_AS = {
     "granite_docling_text": "granite",
     "hunyuan_vl_text": "hunyuan_v1_dense",
     "paddleocr_vl_text": "ernie4_5",
+    "minimax_m3_text": "minimax_m3",
     "minimax_m3_vl_text": "minimax_m3",
     "minimax_m3_vl": "minimax_m3",
     "unlimited_ocr_text": "deepseek_ocr2_text",
