@@ -217,6 +217,19 @@ class Decoder:
             ).logits
         return logits
 
+    def eager(self, tokens: Tensor) -> Tensor:
+        """Logits [1, T, V] under transformers' own eager attention, in the model's dtype."""
+        import torch
+
+        self.model.model.rotary_emb = self._rotary
+        self.model.set_attn_implementation("eager")
+        try:
+            with torch.inference_mode():
+                logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        finally:
+            self.model.set_attn_implementation(REGISTERED)
+        return logits
+
 
 def _interface(
     module: Any,

@@ -72,8 +72,9 @@ def generate(
 ) -> Iterator[dict[str, Any]]:
     """A row per kernel: it decodes `tokens` tokens from a prompt of one.
 
-    The first steps' logits are compared with those of a decoder whose attention is the float64
-    reference; each layer may add the bound of one call. A kernel that disagrees gets no speed.
+    The logits of the first steps are compared with those of a decoder whose attention is the
+    float64 reference. They may be twice as far from it as under transformers' own eager
+    attention in the same dtype, plus the bound of one call; beyond that there is no speed.
     """
     import torch
 
@@ -98,10 +99,11 @@ def generate(
         VOCABULARY, (1, min(GATE_TOKENS, tokens)), generator=torch.Generator().manual_seed(seed)
     ).to(device)
     exact = _logits(decoder, attention("reference"), forced)
+    allowed = 2 * _relative(decoder.eager(forced)[0], exact) + RELATIVE_BOUND[dtype]
     for kernel in kernels:
         candidate = attention(kernel)
         error = _relative(_logits(decoder, candidate, forced), exact)
-        passed = error <= shape.layers * RELATIVE_BOUND[dtype]
+        passed = error <= allowed
         steps = _decode(decoder, attention(kernel), tokens, device) if passed else None
         yield _row(kernel, candidate.path, shape, tokens, dtype, error, passed, steps)
 
