@@ -210,7 +210,7 @@ def _one_per_line(rows: list[Row], rules: list[str], policies: list[str]) -> Tab
     if theory:
         table.add_column("theory", justify="right")
     for row in rows:
-        cells = [row["reuse"]] if len(rules) > 1 else []
+        cells = [_name(row["reuse"])] if len(rules) > 1 else []
         cells += [row["policy"]] if len(policies) > 1 else []
         budget = row["budget_bytes"]
         cells.append("unlimited" if budget is None else format_gib(budget))
