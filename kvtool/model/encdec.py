@@ -203,11 +203,14 @@ def _bart_feeds(f: Fields, hidden: int, layers: int, side: str) -> list[tuple[We
 
 
 # Descendants of BART whose decoder is the same, but whose encoder has a shape of its own.
-LONG_BARTS = ("led", "bigbird_pegasus", "pegasus_x", "fsmt")
+LONG_BARTS = ("led", "bigbird_pegasus", "pegasus_x", "fsmt", "trocr")
 
 
 def read_long_bart(f: Fields) -> ModelSpec:
-    """LED, BigBird-Pegasus, Pegasus-X, FSMT: the decoder's states; parameters are not counted."""
+    """LED, BigBird-Pegasus, Pegasus-X, FSMT, TrOCR: states of the decoder; weights are not counted.
+
+    TrOCR's encoder looks at images, so that its positions say nothing about the encoder's rows.
+    """
     count, hidden = f.integer("decoder_layers", high=10_000), f.integer("d_model")
     state = _square(f, "decoder_attention_heads", hidden)
     source = f.optional("max_encoder_position_embeddings", high=MAX_TOKENS)
@@ -220,7 +223,7 @@ def read_long_bart(f: Fields) -> ModelSpec:
         layers=(Layer((state, replace(state, kind="cross"))),) * count,
         max_context=target or context,
         hidden_size=hidden,
-        encoder_tokens=source or context,
+        encoder_tokens=source or (None if f.model_type == "trocr" else context),
         weights_known=False,
         notes=(f"parameters of {f.model_type} are not counted here",),
     )

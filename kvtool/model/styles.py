@@ -130,6 +130,7 @@ STYLES: dict[str, Style] = {
         LLAMA, mlp_bias=False, norms=1, qk_norm="per_head", qk_norm_flag="use_qk_norm"
     ),
     "cohere2": replace(LLAMA, mlp_bias=False, norms=1, rule="period:4"),
+    "cohere_compass_text": replace(LLAMA, mlp_bias=False, norms=1),
     "stablelm": replace(
         PLAIN, norm_bias=True, qkv_bias="use_qkv_bias", qk_norm="per_head",
         qk_norm_flag="qk_layernorm",

@@ -35,7 +35,6 @@ REFUSED = {
     "qwen3_omni_moe_text": "head_dim",
     "seamless_m4t": "seamless_m4t",
     "seamless_m4t_v2": "seamless_m4t_v2",
-    "trocr": "trocr",
     "udop": "udop",
     "unlimited_ocr_text": "reference_sliding_attention",
     "xlnet": "xlnet",
@@ -45,7 +44,7 @@ REFUSED = {
 UNCOUNTED = {
     "bert-generation", "big_bird", "bigbird_pegasus", "electra", "fsmt", "led", "megatron-bert",
     "pegasus_x", "rembert", "roberta-prelayernorm", "roc_bert", "roformer", "t5gemma", "t5gemma2",
-    "xlm", "xlm-roberta-xl", "xmod",
+    "trocr", "xlm", "xlm-roberta-xl", "xmod",
 }  # fmt: skip
 
 # transformers allocates weights for the identity experts of LongCat; no checkpoint holds them.
