@@ -96,6 +96,16 @@ def test_lru_agrees_with_che_within_a_thousandth(skew):
     assert np.mean(rates) == pytest.approx(che_hit_rate(zipf.probabilities(), 1_000), abs=1e-3)
 
 
+@pytest.mark.parametrize("skew", [0, 0.8, 1.2])
+def test_grouped_ranks_move_che_by_less_than_a_millionth(skew):
+    workload = DocumentWorkload(docs=300_000, docs_per_request=1, skew=skew)
+    probabilities = Zipf(300_000, skew).probabilities()
+
+    for capacity in (100, 10_000, 200_000):
+        grouped = lazy_hit_rate(workload, capacity, whole_request=True)
+        assert grouped == pytest.approx(che_hit_rate(probabilities, capacity), abs=1e-6)
+
+
 @pytest.mark.parametrize("docs", [1, 7])
 def test_everything_fits(docs):
     probabilities = Zipf(docs, 1.0).probabilities()

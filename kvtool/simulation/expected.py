@@ -92,7 +92,7 @@ def doubts(plan: Plan, source: int, budget_bytes: int) -> list[str]:
         found.append("the cache holds less than two prompts, Che is for many entries")
     rates = request_rates(workload)
     if documents < workload.docs and rates is not None:
-        time = che_time(rates[0], documents)
+        time = che_time(rates.rates, documents, rates.counts)
         if time > plan.warmup * workload.requests:
             found.append("the warm-up does not fill the cache, Che is for a full one")
     return found

@@ -81,15 +81,15 @@ def _che(outcome: Outcome, row: Row) -> Iterator[tuple[str, str, str]]:
     if found is None:
         return
     documents = row.budget_bytes / mean_document_bytes(outcome.plan, source)
-    rates, chance, lookups = found
-    time = che_time(rates, documents)
+    time = che_time(found.rates, documents, found.counts)
     yield (
         "theory of lazy (Che)",
         "T requests with sum_i (1 - exp(-r_i T)) = C; hit rate = sum_i c_i (1 - exp(-r_i T)) / D",
-        f"C = {documents:,.1f}, T = {time:,.2f}, D = {lookups:.3f}: {row.analytic_hit_rate:.6f}",
+        f"C = {documents:,.1f}, T = {time:,.2f}, D = {found.lookups:.3f}: "
+        f"{row.analytic_hit_rate:.6f}",
     )
     yield (
         "r_i and c_i",
         "rate and chance of document i in a request; r_1, c_1",
-        f"{float(np.max(rates)):.6f}, {float(np.max(chance)):.6f}",
+        f"{float(np.max(found.rates)):.6f}, {float(np.max(found.chances)):.6f}",
     )

@@ -133,7 +133,7 @@ def mean_interval(values: list[float]) -> tuple[float, float | None, float | Non
     return mean, max(0.0, mean - half), min(1.0, mean + half)
 
 
-def curve_budgets(groups: list[Group], points: int = 64) -> list[int]:
+def curve_budgets(groups: list[Group], points: int = 100) -> list[int]:
     """Budgets over which LRU's hit rates change: each, or `points` of them in equal ratios."""
     curves = [
         sample.curve for group in groups for sample in group.samples if sample.curve is not None
