@@ -101,6 +101,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("ernie4_5_vl_moe_text", "ernie4_5_moe_vl"), experts.read_ernie_vl),
     "doge": experts.read_doge,
     **dict.fromkeys(special.RENAMED, special.read_renamed),
+    "gpt_neo": special.read_gpt_neo,
     "modernbert-decoder": special.read_modernbert,
     "bailing_moe_linear": remote.read_ring,
     **dict.fromkeys(("step3_text", "step3_vl", "step3"), remote.read_step3),

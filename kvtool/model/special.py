@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvtool.model import blocks, decoder, layout
-from kvtool.model.fields import MAX_TOKENS, Fields
+from kvtool.model.fields import MAX_LAYERS, MAX_TOKENS, Fields, as_integer
 from kvtool.model.recurrent import attention_state
 from kvtool.model.spec import Attention, Layer, ModelSpec, Weight
 from kvtool.model.styles import PLAIN, SAME_AS, STYLES, Style
@@ -59,6 +59,38 @@ def read_renamed(f: Fields) -> ModelSpec:
         head = (*spec.head, Weight("lm_head", "head", (spec.vocab_size, hidden), spec.vocab_size))
         return replace(spec, embedding=spec.embedding + extra, head=head, tied=False)
     return spec
+
+
+def read_gpt_neo(f: Fields) -> ModelSpec:
+    """GPT-Neo: `attention_types` says how often global and local layers take turns; a local layer
+    sees `window_size` tokens."""
+    count = layout.num_layers(f)
+    listed = f.strings("attention_layers")
+    if listed is None:
+        turns = f.raw.get("attention_types")
+        f.used.add(f"{f.path}attention_types")
+        turns = [[["global", "local"], (count + 1) // 2]] if turns is None else turns
+        listed = _repeated(turns)[:count]
+    if len(listed) != count:
+        f.fault("attention_types", listed, f"one entry for each of the {count} layers")
+        listed = ["global"] * count
+    f.one_of("attention_types", listed, ("global", "local"))
+    window = f.integer("window_size", 256, high=MAX_TOKENS)
+    flat = {**f.raw, "layer_types": listed, "sliding_window": window}
+    return decoder.read(decoder.renamed(f, flat), STYLES["gpt_neo"])
+
+
+def _repeated(turns: Any) -> list[str]:
+    """[[["global", "local"], 12]] written out; empty where it has another shape."""
+    found: list[str] = []
+    for entry in turns if isinstance(turns, list) else []:
+        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], list):
+            return []
+        names, times = entry[0], as_integer(entry[1])
+        if times is None or not 0 < times <= MAX_LAYERS:
+            return []
+        found += [str(name) for name in names] * times
+    return found
 
 
 def read_modernbert(f: Fields) -> ModelSpec:

@@ -124,6 +124,21 @@ def test_a_pattern_reads_the_same_in_every_spelling(fields: dict[str, Any]) -> N
     assert kinds(config) == ["sliding", "sliding", "sliding", "full"] * 8
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"attention_types": [[["global", "local"], 2]]},
+     {"attention_layers": ["global", "local", "global", "local"]}],
+    ids=["turns", "list"],
+)  # fmt: skip
+def test_gpt_neo_alternates_global_and_local_layers(fields: dict[str, Any]) -> None:
+    """GPT-Neo: window_size 256 on every second layer."""
+    config = {**LLAMA, **fields, "model_type": "gpt_neo", "num_hidden_layers": 4,
+              "max_position_embeddings": 2048, "window_size": 256}  # fmt: skip
+
+    assert kinds(config) == ["full", "sliding"] * 2
+    assert bytes_at(config, 1000) == 2 * (1000 + 256) * 2 * 4096 * 2
+
+
 @pytest.mark.parametrize("kind", ["cwm", "granite_swa"])
 def test_some_families_put_the_full_layer_first(kind: str) -> None:
     config = {**LLAMA, "model_type": kind, "num_key_value_heads": 8, "sliding_window": 128}
