@@ -18,7 +18,6 @@ from functools import partial
 from itertools import islice, product
 from typing import NamedTuple
 
-MAX_PATTERNS = 8192
 MAX_WILDCARDS = 128  # for one layer, and for all layers
 MAX_NUMBERED = 8  # wildcards for all layers that have to be tried on each of them
 MAX_LENGTH, MAX_PIECES, MAX_VARIANTS = 512, 32, 64

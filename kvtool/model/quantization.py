@@ -10,7 +10,6 @@ from typing import Any
 
 from kvtool.dtype import DTYPES
 from kvtool.errors import ModelError
-from kvtool.model.modules import MAX_PATTERNS, NotUnderstood, matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,7 @@ PACKINGS: dict[str, Packing] = {
 PLAIN = ("mtp.eh_proj", "indexer.weights_proj", "compressor.kv_proj", "compressor.gate_proj",
          "compressor.indexer.kv_proj", "compressor.indexer.gate_proj")  # fmt: skip
 
+MAX_NAMES = 8192
 SKIP_FIELDS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "exclude",
                "llm_int8_skip_modules")  # fmt: skip
 
@@ -273,15 +273,17 @@ def _skipped(config: Mapping[str, Any], where: str) -> Test:
 def _names(field: str, value: object, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise _unknown(field, value, where)
-    if len(value) > MAX_PATTERNS:
+    if len(value) > MAX_NAMES:
         raise ModelError(
             f"{where}: quantization_config.{field} has {len(value):,} entries",
-            f"up to {MAX_PATTERNS:,} are read; give the format of the weights with --dtype",
+            f"up to {MAX_NAMES:,} are read; give the format of the weights with --dtype",
         )
     return value
 
 
 def _matcher(field: str, names: list[str], where: str) -> Test:
+    from kvtool.model.modules import NotUnderstood, matcher  # most models are not quantised
+
     try:
         return matcher(names)
     except NotUnderstood as error:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtool import size
-from kvtool.catalog import load_model
+from kvtool.catalog import load_card, load_model
 from kvtool.errors import UsageError
 from kvtool.model.huggingface import read_config
 from kvtool.model.spec import ModelSpec, Parallel, stages
@@ -319,3 +319,16 @@ def test_more_stages_than_layers_is_a_usage_error() -> None:
 def test_a_cache_type_is_no_weight_format() -> None:
     with pytest.raises(UsageError, match="no dtype named 'int3'"):
         weight_bytes(llama(), "int3")
+
+
+# The repository of deepseek-ai/DeepSeek-V4-Flash holds about 160 GB, MTP layer included
+def test_deepseek_v4_packs_its_experts_in_fp4() -> None:
+    config = {**load_card("deepseek-v4-flash").config, "expert_dtype": "fp4"}
+    model = read_config(config, "v4", "v4")[0]
+    experts = 43 * 256 * 3 * 2048 * 4096
+
+    in_fp4, in_fp8 = (weight_bytes(m) for m in (model, load_model("deepseek-v4-flash-fp8")))
+
+    assert by_part(model)["experts"] == experts
+    assert 159e9 < weight_bytes(model, mtp=True) < 161e9
+    assert 0 < in_fp8 - in_fp4 - experts * (1 - 17 / 32) < 0.001 * in_fp8
