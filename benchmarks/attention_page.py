@@ -309,13 +309,12 @@ def main() -> None:
 
 
 def _draw(run: Run, path: Path) -> None:
+    from kvtool.benchmark.ceilings import Ceilings
     from kvtool.report.roofline_figure import draw
 
-    ceilings = run.environment["ceilings"]
     draw(
         run.rows("default") + run.rows("decode") + run.rows("prefill", head_dim=128),
-        flops_per_s=ceilings["matmul_flops_per_s"],
-        bandwidth_bytes_per_s=max(ceilings["copy_bytes_per_s"], ceilings["read_bytes_per_s"]),
+        roof=Ceilings(**run.environment["ceilings"]).roof,
         title=f"Attention on {run.environment['device']}",
         path=path,
     )

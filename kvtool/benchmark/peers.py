@@ -11,7 +11,7 @@ import functools
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -300,8 +300,3 @@ PEERS: tuple[Peer, ...] = (
         _one(Contender("flash-attn", _CONTIGUOUS, _flash_attn, _task_flops, refuses=_needs_16_bit)),
     ),
 )  # fmt: skip
-
-
-def notes() -> Mapping[str, str]:
-    """What each peer is, by name."""
-    return {peer.name: peer.note for peer in PEERS}

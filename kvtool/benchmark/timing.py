@@ -48,11 +48,6 @@ class Timing:
     def p80_s(self) -> float:
         return quantile(self.samples_s, 0.8)
 
-    @property
-    def spread(self) -> float:
-        """(p80 - p20) over the median."""
-        return (self.p80_s - self.p20_s) / self.median_s
-
 
 def quantile(values: Sequence[float], share: float) -> float:
     """The value at `share` of the sorted samples, linear between neighbours.

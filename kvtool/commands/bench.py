@@ -329,14 +329,13 @@ def _list(device: str) -> None:
 
 
 def _draw(report: Report, path: Path) -> None:
+    from kvtool.benchmark.ceilings import Ceilings
     from kvtool.report.roofline_figure import draw
 
     environment = report.beside["environment"]
-    ceilings = environment["ceilings"]
     draw(
         report.results,
-        flops_per_s=ceilings["matmul_flops_per_s"],
-        bandwidth_bytes_per_s=max(ceilings["copy_bytes_per_s"], ceilings["read_bytes_per_s"]),
+        roof=Ceilings(**environment["ceilings"]).roof,
         title=f"Attention on {environment['device']}",
         path=path,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.errors import KvtoolError, UsageError
+from kvtool.roofline import Roof, ridge
 
 MARKERS = {"prefill": "o", "decode": "s"}
 SIDESTEP = 1.12
@@ -48,8 +49,7 @@ def check_path(path: Path) -> None:
 def draw(
     rows: Sequence[Mapping[str, Any]],
     *,
-    flops_per_s: float,
-    bandwidth_bytes_per_s: float,
+    roof: Roof,
     title: str,
     path: Path,
 ) -> None:
@@ -65,7 +65,7 @@ def draw(
 
     timed = [row for row in rows if row["median_s"]]
     figure, axes = pyplot.subplots(figsize=(8, 5.2), layout="constrained")
-    _draw_roof(axes, timed, flops_per_s, bandwidth_bytes_per_s)
+    _draw_roof(axes, timed, roof)
     _draw_rows(axes, timed)
     axes.set(
         xscale="log",
@@ -88,22 +88,20 @@ def draw(
     pyplot.close(figure)
 
 
-def _draw_roof(
-    axes: Any, rows: Sequence[Mapping[str, Any]], flops: float, bandwidth: float
-) -> None:
-    ridge = flops / bandwidth
+def _draw_roof(axes: Any, rows: Sequence[Mapping[str, Any]], roof: Roof) -> None:
+    top, corner = roof.flops_per_s / 1e12, ridge(roof)
     intensities = [row["flops"] / row["bytes"] for row in rows]
-    low, high = min([*intensities, ridge]) / 3, max([*intensities, ridge]) * 3
+    low, high = min([*intensities, corner]) / 3, max([*intensities, corner]) * 3
     axes.plot(
-        [low, ridge, high],
-        [low * bandwidth / 1e12, flops / 1e12, flops / 1e12],
+        [low, corner, high],
+        [low * roof.bandwidth_bytes_per_s / 1e12, top, top],
         color="#444444",
         linewidth=1.5,
         label="measured roof",
     )
     axes.annotate(
-        f"{flops / 1e12:,.3g} TFLOP/s, {bandwidth / 1e9:,.4g} GB/s, ridge at {ridge:,.3g}",
-        (ridge, flops / 1e12),
+        f"{top:,.3g} TFLOP/s, {roof.bandwidth_bytes_per_s / 1e9:,.4g} GB/s, ridge at {corner:,.3g}",
+        (corner, top),
         textcoords="offset points",
         xytext=(0, 6),
         ha="center",
