@@ -56,8 +56,8 @@ LOOPED = {"inkling2_loop_text": 1}
 # BERT and its like keep nothing as encoders; DeepSeek V4, RWKV and xLSTM have caches of their own;
 # Dory's loops append their layers as the model runs; GPT-Neo's local layers keep rows they mask.
 OWN_CACHE = {
-    "bert", "camembert", "data2vec-text", "deepseek_v4", "dory", "ernie", "gpt_neo", "roberta", "rwkv",
-    "xlm-roberta", "xlstm",
+    "bert", "camembert", "data2vec-text", "deepseek_v4", "dory", "ernie", "gpt_neo", "roberta",
+    "rwkv", "xlm-roberta", "xlstm",
 }  # fmt: skip
 
 READ = sorted(GOLDEN.keys() - REFUSED.keys())
