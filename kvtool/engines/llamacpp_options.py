@@ -1,7 +1,7 @@
 """llama.cpp's options as its parameters are spelled, and the settings that a deployment comes to.
 
 Defaults are those of llama-server with a stated number of slots (`-np N`), which switches
-`kv_unified` off; `-np` left to itself means four slots in one buffer (kv_unified=true, n_seq_max=4).
+`kv_unified` off; `-np` left alone means four slots in one buffer (kv_unified=true, n_seq_max=4).
 """
 
 from __future__ import annotations

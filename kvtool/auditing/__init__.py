@@ -1,0 +1,34 @@
+"""What an engine printed at start-up against what its rules say: one finding per figure.
+
+Each figure is predicted from the log's settings and from the figures printed above it, so that a
+wrong term shows where it is and not in everything below. Figures that are exact must agree to their
+printed rounding; estimates must lie in their range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtool.auditing.findings import Finding, Overrides
+from kvtool.engines.logs import Log, Start
+
+__all__ = ["Finding", "Overrides", "audit_log"]
+
+Auditor = Callable[[Start, Overrides], "list[Finding]"]
+
+
+def audit_log(log: Log, overrides: Overrides) -> list[list[Finding]]:
+    """The findings of each start of `log`, in its order.
+
+    Figures whose prediction lacks something are `unknown` and say what; UsageError only for what
+    `overrides` cannot be.
+    """
+    from kvtool.auditing import llamacpp, others, vllm
+
+    auditors: dict[str, Auditor] = {
+        "vllm": vllm.audit,
+        "llamacpp": llamacpp.audit,
+        "sglang": others.audit_sglang,
+        "trtllm": others.audit_trtllm,
+    }
+    return [auditors[start.engine](start, overrides) for start in log.starts]

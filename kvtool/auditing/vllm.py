@@ -1,0 +1,185 @@
+"""vLLM: a start's settings as a case to size, and a finding for each of its figures.
+
+Versions differ in their rules; `vllm_figures` holds what each figure is predicted from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvtool.auditing.findings import (
+    Finding,
+    Overrides,
+    Prediction,
+    judge,
+    model_of,
+    unknown,
+    unknown_model,
+    whole,
+)
+from kvtool.auditing.vllm_figures import OF_ALL_RANKS, PREDICTORS, Case
+from kvtool.device import DeviceSpec
+from kvtool.dtype import ALIASES
+from kvtool.engines.base import Deployment
+from kvtool.engines.logs import GIB, Figure, Start
+from kvtool.engines.vllm_options import OPTIONS
+from kvtool.engines.vllm_releases import RELEASES, find_release
+from kvtool.errors import KvtoolError
+from kvtool.model.spec import ModelSpec, Parallel
+
+NAMES = ("model", "model_tag", "served_model_name")
+# The log's spelling of the options that kvtool's adapter takes.
+SWITCHES = {"True": "true", "False": "false"}
+CANNOT = "the settings cannot be used"
+
+
+def audit(start: Start, overrides: Overrides) -> list[Finding]:
+    """A finding for every figure of `start`.
+
+    A log without a version is held against the rules of every release; those that explain most of
+    its figures are taken, the newest of equals.
+    """
+    model = model_of(start, overrides, NAMES)
+    if model is None:
+        return [_bookkeeping(figure, start) for figure in start.figures]
+    version = overrides.version or start.settings.get("version")
+    candidates, note = _versions(version)
+    best: list[Finding] | None = None
+    for candidate in candidates:
+        found = _audit(start, model, candidate, overrides, note)
+        if best is None or _faults(found) < _faults(best):
+            best = found
+    return best or []
+
+
+def _faults(findings: list[Finding]) -> int:
+    return sum(finding.verdict == "differ" for finding in findings)
+
+
+def _versions(version: str | None) -> tuple[list[str], str]:
+    """Versions whose rules may hold, the newest first, and what to say about it."""
+    newest_first = [release.version for release in reversed(RELEASES)]
+    if version is None:
+        return newest_first, "no version in the log: rules of"
+    try:
+        return [find_release(version)[0]], ""
+    except KvtoolError:
+        return newest_first, f"rules of version '{version[:40]}' are not known: those of"
+
+
+def _audit(
+    start: Start, model: ModelSpec, version: str, overrides: Overrides, note: str
+) -> list[Finding]:
+    try:
+        case = _case(start, model, version, overrides)
+        case.reserve()
+    except KvtoolError as error:
+        return [unknown(figure, f"{CANNOT}: {error}") for figure in start.figures]
+    findings = []
+    for figure in start.figures:
+        found = _finding(case, figure)
+        if note and found.prediction is not None:
+            found = replace(found, why=f"{found.why} ({note} {version})")
+        findings.append(found)
+    return findings
+
+
+def _case(start: Start, model: ModelSpec, version: str, overrides: Overrides) -> Case:
+    """The settings of a start; what the log does not say is as vLLM's server defaults."""
+    said = {**start.settings, **overrides.settings}
+    parallel = Parallel(
+        tp=whole(said.get("tensor_parallel_size")) or 1,
+        pp=whole(said.get("pipeline_parallel_size")) or 1,
+        dcp=whole(said.get("decode_context_parallel_size")) or 1,
+    )
+    context = whole(said.get("max_model_len")) or whole(said.get("max_seq_len"))
+    if context is None:
+        context = model.max_context or 8192
+    dtype = _dtype(said.get("dtype"))
+    kv = said.get("kv_cache_dtype", "auto").lower()
+    if kv == "auto" and dtype is not None and dtype != model.dtype:
+        kv = dtype
+    weights = "auto"
+    if said.get("quantization") == "fp8" and model.quantization is None:
+        weights = "fp8"
+    elif dtype == "float32" and model.quantization is None:
+        weights = dtype
+    deployment = Deployment(
+        parallel=parallel,
+        kv_dtype=kv,
+        dtype=weights,
+        mtp="mtp" in said.get("speculative_config", "").lower(),
+        options={**_options(said), **overrides.options},
+    )
+    fraction = said.get("gpu_memory_utilization")
+    return Case(
+        start=start,
+        model=model,
+        version=version,
+        context=context,
+        deployment=deployment,
+        device=overrides.device or _device(said),
+        fraction=_fraction(fraction),
+    )
+
+
+def _fraction(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 < value <= 1 else None
+
+
+def _dtype(text: str | None) -> str | None:
+    name = (text or "auto").removeprefix("torch.").lower()
+    return None if name == "auto" else ALIASES.get(name, name)
+
+
+def _options(said: dict[str, str]) -> dict[str, str]:
+    """The settings that are options of the adapter; None and auto are left to its defaults."""
+    found = {}
+    for name in OPTIONS:
+        value = said.get(name)
+        value = SWITCHES.get(value or "", value)
+        if value in (None, "", "None", "auto") or name == "gpu_memory_utilization":
+            continue
+        found[name] = str(value)
+    return found
+
+
+def _device(said: dict[str, str]) -> DeviceSpec | None:
+    """The device, as far as the log tells: its total memory."""
+    try:
+        total = int(float(said["device_memory_gib"]) * GIB)
+    except (KeyError, ValueError):
+        return None
+    if total <= 0:
+        return None
+    return DeviceSpec("of the log", (), "", total, total, None, {}, None, {})
+
+
+def _finding(case: Case, figure: Figure) -> Finding:
+    predict = PREDICTORS.get(figure.name)
+    if predict is None:
+        return unknown(figure, "no rule for this figure")
+    try:
+        found = predict(case, figure)
+    except KvtoolError as error:
+        return unknown(figure, f"{CANNOT}: {error}")
+    if isinstance(found, str):
+        return unknown(figure, found)
+    return judge(figure, found, mixed=case.is_parallel and figure.name in OF_ALL_RANKS)
+
+
+def _bookkeeping(figure: Figure, start: Start) -> Finding:
+    """What can be said without a model: concurrency is tokens over context, where it is."""
+    tokens = [f for f in start.figures if f.name == "tokens" and f.line <= figure.line]
+    context = whole(figure.about.get("context"))
+    if figure.name == "concurrency" and tokens and context:
+        value = tokens[-1].value / context
+        bounds = Prediction(value, value, value + 1 / context, "tokens printed above / context")
+        found = judge(figure, bounds)
+        if found.verdict == "agree":
+            return found
+    return unknown(figure, unknown_model(start, NAMES))

@@ -1,0 +1,81 @@
+"""Lines of SGLang's and TensorRT-LLM's start-up."""
+
+from __future__ import annotations
+
+import re
+
+from kvtool.engines.logs import Line, Reader, Rule, measured, number
+
+SGLANG, TRTLLM = "sglang", "trtllm"
+SIZE = r"([0-9]+(?:\.[0-9]+)?) ?(GB|GiB|MB|MiB)"
+
+
+def _rule(engine: str, pattern: str, handle: object) -> Rule:
+    return Rule(engine, re.compile(pattern), handle)  # type: ignore[arg-type]
+
+
+def _arguments(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    start = reader.start(SGLANG, line, fresh=True)
+    found = _PAIR.findall(match[1])
+    for name, value in found:
+        start.put(name, value.strip("'\""))
+    return bool(found)
+
+
+_PAIR = re.compile(r"\b([a-z][a-z_0-9]{1,60})=('[^']*'|\"[^\"]*\"|[^\s,()]+)")
+
+
+def _weights(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    return reader.figure(SGLANG, line, "weights", measured(match[1], match[2], 2))
+
+
+def _pool(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    """The pool: its tokens, and its sides in one figure or two."""
+    tokens = match[2].replace(",", "")
+    about = {"tokens": tokens}
+    if match[1]:
+        reader.start(SGLANG, line).put("kv_pool_dtype", match[1])
+    reader.figure(SGLANG, line, "tokens", (number(tokens), 0.0))
+    for side, size, unit in _SIDE.findall(match[3]):
+        reader.figure(SGLANG, line, f"{side.lower()}_size", measured(size, unit, 2), **about)
+    return True
+
+
+_SIDE = re.compile(r"\b(K|V|KV) size: " + SIZE)
+
+
+def _allocated(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    tokens = match[3].replace(",", "")
+    reader.figure(TRTLLM, line, "tokens", (number(tokens), 0.0))
+    return reader.figure(TRTLLM, line, "pool", measured(match[1], match[2], 2), tokens=tokens)
+
+
+def _trt_setting(name: str) -> object:
+    def handle(reader: Reader, match: re.Match[str], line: Line) -> bool:
+        reader.start(TRTLLM, line).put(name, match[1])
+        return True
+
+    return handle
+
+
+def _trt_blocks(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    return reader.figure(TRTLLM, line, "blocks", (number(match[1]), 0.0))
+
+
+RULES = (
+    _rule(SGLANG, r"server_args=ServerArgs\((.*)", _arguments),
+    _rule(SGLANG, r"Load weight end\..{0,200}?mem usage=" + SIZE, _weights),
+    _rule(
+        SGLANG,
+        r"KV Cache is allocated\.(?: dtype: (?:torch\.)?(\w+),)? #tokens: ([0-9,]+), (.*)",
+        _pool,
+    ),
+    _rule(
+        TRTLLM,
+        r"Allocated " + SIZE + r" for max tokens in paged KV cache \(([0-9,]+)\)",
+        _allocated,
+    ),
+    _rule(TRTLLM, r"TensorRT-LLM version:? ([0-9][\w.+]{0,60})", _trt_setting("version")),
+    _rule(TRTLLM, r"[Nn]umber of tokens per block: ([0-9]+)", _trt_setting("tokens_per_block")),
+    _rule(TRTLLM, r"[Nn]umber of blocks in KV cache primary pool: ([0-9]+)", _trt_blocks),
+)

@@ -1,0 +1,151 @@
+"""Lines of vLLM's start-up, V0 and V1, as of 0.5 to 0.33."""
+
+from __future__ import annotations
+
+import re
+
+from kvtool.engines.logs import Line, Reader, Rule, measured, number
+
+ENGINE = "vllm"
+NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
+SIZE = NUMBER + r" ?(GiB|GB|MiB|MB)"
+
+
+def _rule(pattern: str, handle: object) -> Rule:
+    return Rule(ENGINE, re.compile(pattern), handle)  # type: ignore[arg-type]
+
+
+def _config(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    """The engine's configuration: `name=value` pairs after "with config:"."""
+    start = reader.start(ENGINE, line, fresh=True)
+    if match[1]:
+        start.put("version", match[1].lstrip("v"))
+    for name, value in _PAIR.findall(match[2]):
+        start.put(name, value.strip("'\""))
+    return True
+
+
+_PAIR = re.compile(r"\b([a-z][a-z_0-9]{1,60})=('[^']*'|\"[^\"]*\"|[^\s,()]+)")
+
+
+def _arguments(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    """Arguments that are not defaults: a dict of them."""
+    start = reader.start(ENGINE, line, fresh=True)
+    found = _ITEM.findall(match[1])
+    for name, value in found:
+        start.put(name, value.strip().strip("'\""))
+    return bool(found)
+
+
+_ITEM = re.compile(r"'([a-z][a-z_0-9]{1,60})': ('[^']*'|\"[^\"]*\"|[^\s,{}\[\]]+)")
+
+
+def _version(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    reader.start(ENGINE, line, fresh=True).put("version", match[1])
+    return True
+
+
+def _setting(name: str) -> object:
+    def handle(reader: Reader, match: re.Match[str], line: Line) -> bool:
+        reader.start(ENGINE, line).put(name, match[1].replace(",", ""))
+        return True
+
+    return handle
+
+
+def _size(name: str) -> object:
+    def handle(reader: Reader, match: re.Match[str], line: Line) -> bool:
+        return reader.figure(ENGINE, line, name, measured(match[1], match[2], 2))
+
+    return handle
+
+
+def _count(name: str, half: float = 0.0) -> object:
+    def handle(reader: Reader, match: re.Match[str], line: Line) -> bool:
+        return reader.figure(ENGINE, line, name, (number(match[1]), half))
+
+    return handle
+
+
+def _concurrency(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    context = match[1].replace(",", "")
+    start = reader.start(ENGINE, line)
+    start.settings.setdefault("max_model_len", context)
+    return reader.figure(ENGINE, line, "concurrency", (number(match[2]), 0.005), context=context)
+
+
+def _needed(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    """The refusal to start: what the maximum needs, what there is, what would fit."""
+    context = match[1].replace(",", "")
+    reader.start(ENGINE, line).settings.setdefault("max_model_len", context)
+    places = len(match[2].partition(".")[2])
+    reader.figure(ENGINE, line, "needed", measured(match[2], match[3], min(places, 2)))
+    reader.figure(ENGINE, line, "pool", measured(match[4], match[5], min(places, 2)))
+    return True
+
+
+def _memory(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    """Memory of the device and the wanted share of it."""
+    start = reader.start(ENGINE, line)
+    start.put("device_memory_gib", match[1])
+    start.settings.setdefault("gpu_memory_utilization", match[2])
+    return True
+
+
+def _usage(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    """V1's account: weights, activation, memory outside torch, and graphs where printed."""
+    names = ("weights", "activation", "non_torch", "graphs")
+    sizes = [part for part in match.groups() if part is not None]
+    for name, text in zip(names, sizes, strict=False):
+        reader.figure(ENGINE, line, name, measured(text, "GiB", 2))
+    return True
+
+
+def _blocks(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    reader.figure(ENGINE, line, "blocks", (number(match[1]), 0.0))
+    if match[2]:
+        reader.figure(ENGINE, line, "cpu_blocks", (number(match[2]), 0.0))
+    return True
+
+
+RULES = (
+    _rule(r"API server version:? v?([0-9][\w.+]{0,60})", _version),
+    _rule(
+        r"Initializing an? (?:V1 )?LLM engine \(?(v[\w.+]{1,60})?\)? ?with config: (.*)", _config
+    ),
+    _rule(r"non-default args: (\{.*)", _arguments),
+    _rule(r"Using max model len ([0-9,]+)", _setting("max_model_len")),
+    _rule(r"max_num_batched_tokens[= ]+([0-9,]+)", _setting("max_num_batched_tokens")),
+    _rule(r"(?:Model loading|Loading model weights) took " + SIZE, _size("weights")),
+    _rule(r"Available KV cache memory: " + SIZE, _size("pool")),
+    _rule(r"the rest of the memory reserved for KV Cache is " + SIZE, _size("pool")),
+    _rule(r"model weights take " + SIZE, _size("weights")),
+    _rule(r"non_torch_memory takes " + SIZE, _size("non_torch")),
+    _rule(r"activation peak memory takes " + SIZE, _size("activation")),
+    _rule(
+        r"total_gpu_memory \(" + NUMBER + r" ?GiB\) x gpu_memory_utilization \(([0-9.]+)\)", _memory
+    ),
+    _rule(
+        r"Free memory on device[^(]{0,40}\([0-9.]+/" + NUMBER
+        + r" GiB\).{0,60}utilization is \(([0-9.]+)",
+        _memory,
+    ),
+    _rule(
+        r"Actual usage is " + NUMBER + r" GiB for (?:weight|consumed)\w*, " + NUMBER
+        + r" GiB for peak activation, " + NUMBER + r" GiB for non-torch memory"
+        + r"(?:, and " + NUMBER + r" GiB for CUDAGraph)?",
+        _usage,
+    ),
+    _rule(r"GPU KV cache size: ([0-9,]+) tokens", _count("tokens")),
+    _rule(r"Maximum concurrency for ([0-9,]+) tokens per request: " + NUMBER + "x", _concurrency),
+    _rule(r"# (?:GPU|cuda|rocm|xpu|hpu) blocks: ([0-9,]+)(?:, # CPU blocks: ([0-9,]+))?", _blocks),
+    _rule(r"num_gpu_blocks(?:_override)?(?: is)?[:=] ?([0-9,]+)", _count("blocks")),
+    _rule(r"Setting attention block size to ([0-9,]+) tokens", _count("attention_block")),
+    _rule(r"Add ([0-9]+) padding layers", _count("padding_layers")),
+    _rule(
+        r"max seq len \(([0-9,]+)\)[^0-9]{1,20}" + SIZE + r" KV cache is needed.{0,80}?\(" + SIZE,
+        _needed,
+    ),
+    _rule(r"estimated maximum model length is ([0-9,]+)", _count("estimated_max_model_len")),
+    _rule(r"size by the dcp_world_size ([0-9]+)", _setting("decode_context_parallel_size")),
+)  # fmt: skip
