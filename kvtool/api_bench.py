@@ -65,6 +65,10 @@ def bench(
     from an earlier call of the same process. Rows that fail their gate have no speed.
     Raises UsageError for what cannot be, DeviceError where a GPU is asked for and missing.
     """
+    if generate is not None and baseline is not None:
+        raise UsageError(
+            "--generate has no baseline", "--baseline compares cases of prefill and decode"
+        )
     earlier = None if baseline is None else read_baseline(baseline)
     session = open_session(
         Options(

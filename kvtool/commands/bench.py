@@ -199,9 +199,7 @@ def bench(
         _list(device)
         raise typer.Exit
     if plot is not None:
-        from kvtool.report.roofline_figure import check_path
-
-        check_path(Path(plot))
+        _check_plot(plot, generate)
     printer = _Printer(chosen, output)
     try:
         report = run(
@@ -326,6 +324,15 @@ def _list(device: str) -> None:
     rows = [(peer.name, peer.note, peer.missing(kind) or "yes") for peer in PEERS]
     for piece in listing(VARIANTS, rows):
         console().print(piece)
+
+
+def _check_plot(plot: str, generate: str | None) -> None:
+    from kvtool.errors import UsageError
+    from kvtool.report.roofline_figure import check_path
+
+    if generate is not None:
+        raise UsageError("--generate has no roofline", "--plot draws cases of prefill and decode")
+    check_path(Path(plot))
 
 
 def _draw(report: Report, path: Path) -> None:

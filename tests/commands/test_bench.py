@@ -205,6 +205,8 @@ def test_a_baseline_that_is_none_is_refused_before_anything_runs(tmp_path, conte
         (["--device", "tpu"], 2, "no device named 'tpu'"),
         (["--plot", "roof.bmp"], 2, "cannot draw to 'roof.bmp'"),
         (["--generate", "2"], 2, "--generate 2 is too short"),
+        (["--generate", "64", "--plot", "a.svg"], 2, "--generate has no roofline"),
+        (["--generate", "64", "--baseline", "a.json"], 2, "--generate has no baseline"),
         (["--kv-heads", "3"], 2, "do not divide among 3"),
     ],
 )
