@@ -19,6 +19,7 @@ FEW_HITS = 100
 def notes(plan: Plan, groups: list[Group], made: list[Row]) -> list[str]:
     """All notes on the rows `made` of a plan."""
     found = [
+        *_nothing_twice(groups),
         *_sizes(plan, groups),
         *_blocks(plan),
         *_ratios(made),
@@ -27,6 +28,13 @@ def notes(plan: Plan, groups: list[Group], made: list[Row]) -> list[str]:
         *_policies(plan),
     ]
     return list(dict.fromkeys(found))
+
+
+def _nothing_twice(groups: list[Group]) -> Iterator[str]:
+    """Whether no cache of any size could hit."""
+    unlimited = [group.unlimited() for group in groups if group.samples]
+    if unlimited and all(rate == 0 for rate in unlimited):
+        yield "nothing is asked for twice: a cache of any size hits 0 %"
 
 
 def _sizes(plan: Plan, groups: list[Group]) -> Iterator[str]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtool.curve import HitCurve, bytes_needed, hit_curve
+from kvtool.errors import KvtoolError
 from kvtool.policy.replay import replay, unbroken
 from kvtool.reuse import Accesses, BlockRules, block_accesses, document_accesses, touch_order
+from kvtool.units import format_bytes
 from kvtool.workload.documents import DocumentWorkload, draw_requests
 from kvtool.workload.requests import (
     BlockRequests,
@@ -18,6 +20,9 @@ from kvtool.workload.requests import (
     by_position,
     request_of_access,
 )
+
+
+_MOST_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,12 @@ def accesses_of(rule: str, source: DocumentRequests | BlockRequests, job: Job) -
 
 def _run_rule(rule: str, source: DocumentRequests | BlockRequests, job: Job) -> Sample:
     accesses = accesses_of(rule, source, job)
+    if accesses.largest * len(accesses.keys) > _MOST_BYTES:
+        raise KvtoolError(
+            f"{len(accesses.keys):,} entries of up to {format_bytes(accesses.largest)} are more "
+            "bytes than can be counted",
+            "use shorter documents or fewer requests",
+        )
     requests = len(accesses.starts) - 1
     first = int(job.warmup * requests)
     curve, alone = None, job.budgets

@@ -6,7 +6,8 @@ this project, which neither imports nor ships it:
     python libcachesim_oracle.py TRACE POLICY SIZE [SIZE ..]
 
 TRACE is in its oracleGeneral format: records of 24 bytes, little endian, (uint32 time, uint64 id,
-uint32 size, int64 next access or -1). All objects count 1; each size is one pass over the file.
+uint32 size, int64 next access or -1). All objects count 1; each size is one pass over the file. Its
+hash table starts at 2^20 entries instead of 2^24, which suits a million objects and is faster.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def main(trace: str, policy: str, sizes: list[int]) -> dict[str, object]:
     hit_rates, seconds = [], []
     for size in sizes:
         reader = libcachesim.TraceReader(trace, libcachesim.TraceType.ORACLE_GENERAL_TRACE)
-        cache = getattr(libcachesim, policy)(cache_size=size)
+        cache = getattr(libcachesim, policy)(cache_size=size, hashpower=20)
         start = time.perf_counter()
         miss_ratio, _ = cache.process_trace(reader)
         seconds.append(time.perf_counter() - start)

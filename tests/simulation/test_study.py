@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from kvtool.errors import UsageError
+from kvtool.errors import KvtoolError, UsageError
 from kvtool.simulation.options import Options, settle
 from kvtool.simulation.study import Run, simulate
 from kvtool.simulation.sweep import mean_interval
@@ -211,6 +211,21 @@ def test_repeats_of_a_log_never_hit_and_can_be_dropped(log):
     assert kept.hit_rate * kept.lookups == pytest.approx(dropped.hit_rate * dropped.lookups)
 
 
+def test_a_trace_in_which_nothing_comes_again_says_so(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"docs": ["a", "b"], "tokens": 5}\n{"docs": ["c"], "tokens": 9}\n')
+
+    for options in (Options(trace=str(path)), Options(trace=str(path), curve=True)):
+        outcome = simulate(options)
+        assert outcome.notes[0].startswith("nothing is asked for twice")
+        assert all(row.hit_rate == 0 for row in outcome.rows)
+
+
+def test_bytes_beyond_64_bits_are_refused():
+    with pytest.raises(KvtoolError, match="more bytes than can be counted"):
+        simulate(replace(QUICK, doc_tokens=1 << 30, requests=20_000, policy=("lru",)))
+
+
 def test_an_exponent_is_fitted_to_a_log(log):
     fit = simulate(Options(trace=log, fit_zipf=True, budget=(GIB,))).fit
 
@@ -342,7 +357,9 @@ def test_rules_that_cut_a_recurrent_model_apart_are_refused_by_name(rule):
 
 def test_prefix_reuse_of_a_recurrent_model_counts_its_state():
     outcome = simulate(
-        Options(model="nemotron-nano-9b-v2", reuse=("prefix",), requests=200, seeds=1, budget=(GIB,))
+        Options(
+            model="nemotron-nano-9b-v2", reuse=("prefix",), requests=200, seeds=1, budget=(GIB,)
+        )
     )
 
     assert outcome.rows[0].budget_entries > 0
