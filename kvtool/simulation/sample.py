@@ -21,7 +21,6 @@ from kvtool.workload.requests import (
     request_of_access,
 )
 
-
 _MOST_BYTES = 1 << 62
 
 
