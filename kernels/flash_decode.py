@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvtool.kernels.checks import Call
-from kvtool.kernels.launch import Tables, common_arguments, padded_dim
+from kvtool.kernels.checks import FP8_DTYPES, Call
+from kvtool.kernels.launch import MAX_SEGMENTS, Config, Tables, common_arguments, padded_dim
 from kvtool.kernels.plan import Plan
 from kvtool.kernels.tiles import (
     attend,
@@ -30,39 +30,43 @@ from kvtool.kernels.tiles import (
 )
 
 CONFIGS = {
-    16: (64, 3, 4),
-    32: (64, 3, 4),
-    64: (64, 5, 4),
-    128: (64, 5, 4),
-    256: (32, 4, 4),
+    16: (64, 3, 4, 128, 4),
+    32: (64, 3, 4, 128, 4),
+    64: (64, 3, 4, 128, 4),
+    128: (64, 3, 4, 128, 4),
+    256: (32, 3, 4, 128, 3),
 }
-"""BLOCK_N, stages, warps per padded head_dim."""
+"""BLOCK_N, stages, warps, registers, programs per multiprocessor, by padded head_dim.
+
+Registers are capped because the compiler, left alone, takes what halves the programs per
+multiprocessor. Measured on an H200.
+"""
+FP8_CONFIGS = CONFIGS | {128: (64, 5, 2, 168, 6)}
+"""For fp8 caches: fewer warps, since converting costs more than waiting. Measured on an H200."""
+UNSPLIT_CONFIG = (16, 2, 4, 128, 4)
+"""Of the variant `unsplit`: one block of 16 tokens at a time."""
 TURN_ROWS = 32
 """Query rows, of several segments, turned at once."""
-MAX_REGISTERS = 128
-"""Per thread: left alone, the compiler takes 250 for documents and halves the programs per SM."""
 
 
-UNSPLIT_CONFIG = (16, 2, 4)
-"""BLOCK_N, stages, warps of the variant `unsplit`: one block of 16 tokens at a time."""
-
-
-def config(call: Call, variant: str | None) -> tuple[int, int, int, int]:
-    """BLOCK_M, BLOCK_N, stages and warps for a call; tiles are halved for float32."""
+def config(call: Call, variant: str | None) -> Config:
+    """Tile sizes and resources of a call; float32 takes half the keys at a time."""
     rows = call.query_tokens * call.group_size
-    block_n, stages, warps = CONFIGS[padded_dim(call.head_dim)]
+    table = FP8_CONFIGS if call.k.dtype in FP8_DTYPES else CONFIGS
+    block_n, stages, warps, registers, programs = table[padded_dim(call.head_dim)]
     if variant == "unsplit":
-        block_n, stages, warps = UNSPLIT_CONFIG
+        block_n, stages, warps, registers, programs = UNSPLIT_CONFIG
     if call.q.dtype == torch.float32:
         block_n, stages = max(16, block_n // 2), 2
-    return max(16, 1 << (rows - 1).bit_length()), block_n, stages, warps
+    block_m = max(16, 1 << (rows - 1).bit_length())
+    return Config(block_m, block_n, stages, warps, registers, programs)
 
 
 @triton.jit
 def decode_kernel(
     q_ptr, k_src, v_src, o_ptr, part_ptr, lse_ptr, turned_ptr, table_ptr, items_ptr, segments_ptr,
-    tiles_ptr, query_rows_ptr, doc_rows_ptr, key_rows_ptr, slopes_ptr, sinks_ptr, k_scale_ptr,
-    v_scale_ptr, scale, v_scale, window, max_queries, max_blocks,
+    query_rows_ptr, doc_rows_ptr, key_rows_ptr, slopes_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr,
+    scale, v_scale, window, max_queries, max_blocks,
     stride_qb, stride_qt, stride_qh, stride_ob, stride_ot, stride_oh,
     stride_kb, stride_kn, stride_kh,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
@@ -72,6 +76,7 @@ def decode_kernel(
     DOCUMENTS: tl.constexpr, QUERY_TURN: tl.constexpr, KEY_TURN: tl.constexpr,
     SINGLE: tl.constexpr, ONE_QUERY: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TURN_ROWS: tl.constexpr,
+    MAX_SEGMENTS: tl.constexpr,
 ):  # fmt: skip
     """Writes o if SINGLE, else acc / l_i and the log-sum-exp of one item to part and lse.
 
@@ -116,12 +121,12 @@ def decode_kernel(
     key_rows = key_rows_ptr
     if DOCUMENTS:
         rows = max_queries * G
+        first = tl.load(item + 5)
+        count = tl.load(item + 1)
         if QUERY_TURN:
             # All segments' queries are turned first, so that one loop over tiles, pipelined
             # across documents, reads the query beside the keys.
-            first = tl.load(item + 5)
-            count = tl.load(item + 1) * rows
-            for start in tl.range(0, count, TURN_ROWS, num_stages=1):
+            for start in tl.range(0, count * rows, TURN_ROWS, num_stages=1):
                 r = start + tl.arange(0, TURN_ROWS)
                 segment = first + r // rows
                 some_t = r % rows // G
@@ -131,7 +136,7 @@ def decode_kernel(
                     q_ptr + row_offsets(b, some_t, some_h, stride_qb, stride_qt, stride_qh),
                     turned_ptr + turned_at * D,
                     query_rows_ptr + (segment * max_queries + some_t).to(tl.int64) * (2 * D),
-                    doc_rows_ptr, (r < count) & (some_t < queries),
+                    doc_rows_ptr, (r < count * rows) & (some_t < queries),
                     D, DP, R, INTERLEAVED, FACTOR, False,
                 )  # fmt: skip
             tl.debug_barrier()
@@ -139,28 +144,51 @@ def decode_kernel(
             q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
             if FP8:
                 q = q.to(tl.float16)
-        tiles = tiles_ptr + tl.load(item + 6) * 8
+        # Where a tile lies follows from which segments have begun: sums over the item's segments
+        # in registers, so that the loads of keys depend on no other load than the block table.
+        number = tl.arange(0, MAX_SEGMENTS)
+        record = segments_ptr + (first + number) * 8
+        there = number < count
+        later = there & (number > 0)
+        begins = tl.load(record + 4, mask=there, other=2147483647)
+        row_v = tl.load(record, mask=there, other=0)
+        row_p = tl.load(record - 8, mask=later, other=0)
+        end_v = row_v + tl.load(record + 1, mask=there, other=0)
+        end_p = row_p + tl.load(record - 7, mask=later, other=0)
+        tile_row = row_v - tl.load(record + 4, mask=there, other=0) * BLOCK_N
+        tile_row -= row_p - tl.load(record - 4, mask=later, other=0) * BLOCK_N
+        end_row = end_v - end_p
+        ahead = tl.load(record + 2, mask=there, other=0) - row_v
+        ahead -= tl.load(record - 6, mask=later, other=0) - row_p
+        inner = tl.load(record + 3, mask=there, other=0) - row_v
+        inner -= tl.load(record - 5, mask=later, other=0) - row_p
+        n = tl.arange(0, BLOCK_N)
         for i in tl.range(0, tl.load(item + 7), num_stages=STAGES):
-            tile = tiles + i * 8
-            segment = tl.load(tile + 4)
+            begun = begins <= i
+            segment = first - 1 + tl.sum(begun.to(tl.int32), 0)
+            key_row = i * BLOCK_N + tl.sum(tl.where(begun, tile_row, 0), 0) + n
+            valid = key_row < tl.sum(tl.where(begun, end_row, 0), 0)
+            position = key_row
+            if CAUSAL or ALIBI:
+                position = key_row + tl.sum(tl.where(begun, ahead, 0), 0)
+            token = key_row
+            if KEY_TURN == 2:
+                token = key_row + tl.sum(tl.where(begun, inner, 0), 0)
             if QUERY_TURN:
-                turned_at = (segment * HKV + hk).to(tl.int64) * rows + row
-                q = tl.load(
-                    turned_ptr + turned_at[:, None] * D + d[None, :], mask=inside, other=0.0
-                )
+                turned_at = ((segment * HKV + hk).to(tl.int64) * rows + row)[:, None] * D
+                q = tl.load(turned_ptr + turned_at + d[None, :], mask=inside, other=0.0)
             if KEY_TURN == 1:
-                at = doc_rows_ptr + segment * (2 * D) + d
-                doc_c = tl.load(at, mask=d < D, other=0.0)
-                doc_s = tl.load(at + D, mask=d < D, other=0.0)
+                doc_at = doc_rows_ptr + segment * (2 * D) + d
+                doc_c = tl.load(doc_at, mask=d < D, other=0.0)
+                doc_s = tl.load(doc_at + D, mask=d < D, other=0.0)
             acc, l_i, m_i = attend_tile(
                 acc, l_i, m_i, q, k_head, v_head, table, key_rows, doc_c, doc_s,
-                b, hk, tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3),
-                q_pos, slope, window, scale_h, stride_kb, stride_kn,
-                D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, True, CAUSAL, WINDOW, ALIBI,
-                KEY_TURN, False, PACKED, PRECISION,
+                b, hk, 0, key_row, valid, position, token, q_pos, slope, window, scale_h,
+                stride_kb, stride_kn, D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, True, CAUSAL,
+                WINDOW, ALIBI, KEY_TURN, False, PACKED, PRECISION,
             )  # fmt: skip
     else:
-        segment = segments_ptr + index * 4
+        segment = segments_ptr + index * 8
         row0 = tl.load(segment)
         tokens = tl.load(segment + 1)
         position = tl.load(segment + 2)
@@ -256,8 +284,8 @@ def merge_kernel(
 def decode(call: Call, plan: Plan, o: Tensor) -> None:
     """Fills o: [B, T, H, D]."""
     tables: Tables = plan.tables
-    block_m, block_n, stages, warps = tables.config
-    arguments, _ = common_arguments(call, plan, o, block_n)
+    tile = tables.config
+    arguments, _ = common_arguments(call, plan, o, tile.block_n)
     items, rows = tables.items.shape[0], call.query_tokens * call.group_size
     single, pdl = tables.first_items is None, _overlaps(call)
     per_item = (call.num_kv_heads, rows, call.head_dim)
@@ -265,27 +293,34 @@ def decode(call: Call, plan: Plan, o: Tensor) -> None:
     if not single:
         part = o.new_empty((items, *per_item), dtype=torch.float32)
         lse = part.new_empty(part.shape[:-1])
-    if tables.tiles is not None and call.rope is not None:
+    # One query sees all the keys of its items: the plan left the others out.
+    several = call.query_tokens > 1
+    shape = {
+        "DOCUMENTS": tables.several,
+        "CAUSAL": call.causal and several,
+        "WINDOW": call.window is not None and several,
+    }
+    if tables.several and call.rope is not None:
         dtype = torch.float16 if arguments["FP8"] else call.q.dtype
         turned_q = o.new_empty((tables.segments.shape[0], *per_item), dtype=dtype)
     decode_kernel[(items, call.num_kv_heads)](
-        **arguments | {"DOCUMENTS": tables.tiles is not None},
+        **arguments | shape,
         part_ptr=part,
         lse_ptr=lse,
         turned_ptr=turned_q,
-        tiles_ptr=tables.items if tables.tiles is None else tables.tiles,
         max_queries=call.query_tokens,
         HKV=call.num_kv_heads,
         SINGLE=single,
         ONE_QUERY=call.query_tokens == 1,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        STAGES=stages,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        STAGES=tile.stages,
         TURN_ROWS=TURN_ROWS,
-        num_warps=warps,
-        num_stages=stages,
+        MAX_SEGMENTS=MAX_SEGMENTS,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         PDL=pdl and not single,
-        maxnreg=MAX_REGISTERS,
+        maxnreg=tile.registers,
         enable_fp_fusion=True,
     )
     if not single:

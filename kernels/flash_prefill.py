@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvtool.kernels.checks import Call
-from kvtool.kernels.launch import Tables, common_arguments, padded_dim
+from kvtool.kernels.launch import Config, Tables, common_arguments, padded_dim
 from kvtool.kernels.plan import Plan
 from kvtool.kernels.tiles import attend, finish, row_offsets, turn_rows
 
@@ -28,18 +28,21 @@ CONFIGS = {
     128: (64, 64, 3, 4),
     256: (128, 64, 2, 8),
 }
-"""BLOCK_M, BLOCK_N, stages, warps per padded head_dim, for 16-bit queries."""
+"""BLOCK_M, BLOCK_N, stages, warps by padded head_dim, for 16-bit queries. Measured on an H200."""
+PAGED_CONFIGS = CONFIGS | {64: (128, 64, 5, 4), 128: (128, 64, 5, 8)}
+"""For block tables, whose lookup takes stages of its own."""
 MAX_TURN_ROWS = 64
 """Query rows turned at once."""
 FLOAT32_CONFIG = (64, 32, 1, 4)
 """float32 products run without matrix units, whatever the head_dim."""
 
 
-def config(call: Call) -> tuple[int, int, int, int]:
-    """Tile sizes, stages and warps for a call."""
+def config(call: Call) -> Config:
+    """Tile sizes and resources of a call."""
     if call.q.dtype == torch.float32:
-        return FLOAT32_CONFIG
-    return CONFIGS[padded_dim(call.head_dim)]
+        return Config(*FLOAT32_CONFIG)
+    table = CONFIGS if call.block_table is None else PAGED_CONFIGS
+    return Config(*table[padded_dim(call.head_dim)])
 
 
 @triton.jit
@@ -161,12 +164,13 @@ def prefill_kernel(
                 D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, False, CAUSAL, WINDOW, ALIBI,
                 KEY_TURN, TMA, PACKED, STAGES, PRECISION,
             )  # fmt: skip
-        acc, l_i, m_i = attend(
-            acc, l_i, m_i, q, k_head, v_head, table, key_rows_ptr, doc_c, doc_s,
-            b, hk, row0, full, hi, offset, q_pos, slope, window, scale_h, stride_kb, stride_kn,
-            D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, True, CAUSAL, WINDOW, ALIBI,
-            KEY_TURN, TMA, PACKED, STAGES, PRECISION,
-        )  # fmt: skip
+        if full < hi:
+            acc, l_i, m_i = attend(
+                acc, l_i, m_i, q, k_head, v_head, table, key_rows_ptr, doc_c, doc_s,
+                b, hk, row0, full, hi, offset, q_pos, slope, window, scale_h, stride_kb, stride_kn,
+                D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, True, CAUSAL, WINDOW, ALIBI,
+                KEY_TURN, TMA, PACKED, STAGES, PRECISION,
+            )  # fmt: skip
     o, lse = finish(acc, l_i, m_i, sink, v_scale_h, SINKS)
     o_at = o_ptr + row_offsets(b, t, h, stride_ob, stride_ot, stride_oh)[:, None]
     tl.store(o_at + d[None, :], o.to(o_ptr.dtype.element_ty), mask=inside)
@@ -177,8 +181,8 @@ def prefill_kernel(
 def prefill(call: Call, plan: Plan, o: Tensor, lse: Tensor | None = None) -> None:
     """Fills o: [B, T, H, D], and lse: [B, T, H] float32 (base 2) where given."""
     tables: Tables = plan.tables
-    block_m, block_n, stages, warps = tables.config
-    arguments, tma = common_arguments(call, plan, o, block_n)
+    tile = tables.config
+    arguments, tma = common_arguments(call, plan, o, tile.block_n)
     prefill_kernel[(tables.items.shape[0],)](
         **arguments,
         lse_ptr=o if lse is None else lse,
@@ -186,11 +190,11 @@ def prefill(call: Call, plan: Plan, o: Tensor, lse: Tensor | None = None) -> Non
         H=call.num_q_heads,
         LSE=lse is not None,
         TMA=tma,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        STAGES=stages,
-        TURN_ROWS=min(block_m, MAX_TURN_ROWS),
-        num_warps=warps,
-        num_stages=stages,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        STAGES=tile.stages,
+        TURN_ROWS=min(tile.block_m, MAX_TURN_ROWS),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         enable_fp_fusion=True,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,22 +14,38 @@ from kvtool.kernels.checks import FP8_DTYPES, Call
 from kvtool.kernels.plan import Plan
 from kvtool.kernels.rope import Rope, rows
 
+MAX_SEGMENTS = 32
+"""Of one decode item: their records are held in registers, one a lane."""
 LOG2_E = math.log2(math.e)
+
+
+class Config(NamedTuple):
+    """Tile sizes and resources of a launch.
+
+    registers: cap per thread, None for the compiler's choice.  programs: per multiprocessor,
+    what a decode plan aims at.
+    """
+
+    block_m: int
+    block_n: int
+    stages: int
+    warps: int
+    registers: int | None = None
+    programs: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
     """Work lists and rotation rows on the device.
 
-    phase: "prefill" or "decode".  config: tile sizes, stages and warps of the launch.
+    phase: "prefill" or "decode".  config: of the launch.
     items: [n, 8] int32, one program each (and one per kv head in decode).
       Prefill: sequence, kv head, first row, queries, position of the first query, first segment,
       segments, tokens of the first.  Decode: sequence, segments, 0, queries, position of the
-      first query, first segment, first tile, tiles.
-    segments: [m, 4] int32: first key row, tokens, position of the first token, and its index
-      within the document.
-    tiles: [t, 8] int32, where items have several segments: first key row, tokens, position and
-      index of the first token, segment.
+      first query, first segment, 0, tiles.
+    segments: int32, [m, 4] in prefill: first key row, tokens, position of the first token, and
+      its index within the document; [m, 8] in decode: the same and its first tile in the item.
+    several: in decode, whether some item has several segments; else item i is segment i.
     query_rows: rotation rows of queries, [B, T, 2, D] by position in prefill, [m, T, 2, D] by
       position less document offset in decode.  doc_rows: [m, 2, D] by document offset.
     key_rows: [longest document, 2, D] by index, for unrotated keys.
@@ -38,10 +54,10 @@ class Tables:
     """
 
     phase: str
-    config: tuple[int, int, int, int]
+    config: Config
     items: Tensor
     segments: Tensor
-    tiles: Tensor | None = None
+    several: bool = False
     query_rows: Tensor | None = None
     doc_rows: Tensor | None = None
     key_rows: Tensor | None = None

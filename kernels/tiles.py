@@ -110,7 +110,8 @@ def turn_rows(
 @triton.jit
 def attend_tile(
     acc, l_i, m_i, q, k_src, v_src, table_ptr, key_rows_ptr, doc_c, doc_s,
-    b, hk, row, left, position, index, q_pos, slope, window, scale, stride_block, stride_row,
+    b, hk, first, row, valid, position, index, q_pos, slope, window, scale,
+    stride_block, stride_row,
     D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, ALIBI: tl.constexpr, KEY_TURN: tl.constexpr, TMA: tl.constexpr,
@@ -118,20 +119,18 @@ def attend_tile(
 ):  # fmt: skip
     """acc [M, DP], l_i and m_i [M] after one tile of keys.
 
-    q: [M, DP].  row, position, index: the tile's first key row, its position, and its index
-    within its document.  left: tokens from there on that exist.  q_pos: [M].
+    q: [M, DP].  row, valid, position, index: [BLOCK_N] key rows, whether they hold a token, its
+    position, and its index within its document.  first: row[0], for TMA.  q_pos: [M].
     KEY_TURN: 0 keys are used as stored, 1 turned by the document's row (doc_c, doc_s), 2 by their
     token's row in key_rows_ptr [length, 2, D].  Not MASKED promises a whole tile that every query
     sees.
     """
     d = tl.arange(0, DP)
-    n = tl.arange(0, BLOCK_N)
-    valid = n < left
     inside = (d < D)[None, :]
     if TMA:
-        k = k_src.load([b, hk, row, 0]).reshape(BLOCK_N, DP)
+        k = k_src.load([b, hk, first, 0]).reshape(BLOCK_N, DP)
     else:
-        at = key_offsets(table_ptr, row + n, valid, stride_block, stride_row, BLOCK_SIZE)
+        at = key_offsets(table_ptr, row, valid, stride_block, stride_row, BLOCK_SIZE)
         if MASKED:
             inside = inside & valid[:, None]
         if MASKED or D != DP:
@@ -144,19 +143,19 @@ def attend_tile(
         if KEY_TURN == 1:
             turned_k = turned(k, other, doc_c[None, :], doc_s[None, :], 1.0, R, d)
         else:
-            rows = key_rows_ptr + (index + n)[:, None] * (2 * D) + d[None, :]
+            rows = key_rows_ptr + index[:, None] * (2 * D) + d[None, :]
             c = tl.load(rows, mask=inside, other=0.0)
             s = tl.load(rows + D, mask=inside, other=0.0)
             turned_k = turned(k, other, c, s, 1.0, R, d)
         k = turned_k.to(q.dtype)
     x = tl.dot(q, k.to(q.dtype).T, input_precision=PRECISION)  # [M, BLOCK_N]
     if ALIBI:
-        x = x * scale + slope[:, None] * ((position + n)[None, :] - q_pos[:, None])
+        x = x * scale + slope[:, None] * (position[None, :] - q_pos[:, None])
     unit = 1.0 if ALIBI else scale
     if MASKED:
         seen = valid[None, :]
         if CAUSAL:
-            distance = q_pos[:, None] - (position + n)[None, :]
+            distance = q_pos[:, None] - position[None, :]
             seen = seen & (distance >= 0)
             if WINDOW:
                 seen = seen & (distance < window)
@@ -170,7 +169,7 @@ def attend_tile(
     l_i = l_i * alpha + tl.sum(p, 1)
     acc = acc * alpha[:, None]
     if TMA:
-        v = v_src.load([b, hk, row, 0]).reshape(BLOCK_N, DP)
+        v = v_src.load([b, hk, first, 0]).reshape(BLOCK_N, DP)
         if MASKED:
             v = tl.where(valid[:, None], v, 0.0)
     elif MASKED or D != DP:
@@ -197,9 +196,10 @@ def attend(
     every key and that hi - lo is a multiple of BLOCK_N.
     """
     for i in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
+        n = i + tl.arange(0, BLOCK_N)
         acc, l_i, m_i = attend_tile(
             acc, l_i, m_i, q, k_src, v_src, table_ptr, key_rows_ptr, doc_c, doc_s,
-            b, hk, row0 + i, hi - i, offset + i, i, q_pos, slope, window, scale,
+            b, hk, row0 + i, row0 + n, n < hi, offset + n, n, q_pos, slope, window, scale,
             stride_block, stride_row, D, DP, R, INTERLEAVED, BLOCK_N, BLOCK_SIZE, MASKED, CAUSAL,
             WINDOW, ALIBI, KEY_TURN, TMA, PACKED, PRECISION,
         )  # fmt: skip

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from kvtool.kernels.checks import Call
-from kvtool.kernels.launch import Tables, key_turn, rotation_rows
+from kvtool.kernels.launch import MAX_SEGMENTS, Config, Tables, key_turn, rotation_rows
 from kvtool.kernels.plan import Document, Plan
 
 MAX_DECODE_ROWS = 64
 """Query rows per kv head (tokens x group) up to which a batch is decoded, not prefilled."""
-PROGRAMS_PER_SM = 4
-"""Decode programs per multiprocessor that a plan aims at."""
 MIN_TILES = 4
 """Tiles below which an item is not cut further."""
 INTERPRETER_SMS = 8
@@ -42,9 +40,9 @@ def is_decode(call: Call) -> bool:
     return call.query_tokens * call.group_size <= MAX_DECODE_ROWS
 
 
-def prefill_tables(call: Call, plan: Plan, config: tuple[int, int, int, int]) -> Tables:
+def prefill_tables(call: Call, plan: Plan, config: Config) -> Tables:
     """Items, documents and rotation rows of a prefill."""
-    block_m, group, device = config[0], call.group_size, call.q.device
+    block_m, group, device = config.block_m, call.group_size, call.q.device
     segments: list[tuple[int, int, int, int]] = []
     items, work = [], []
     for b, (queries, start) in enumerate(zip(plan.q_lens, plan.q_starts, strict=True)):
@@ -97,11 +95,9 @@ def _positions(call: Call, plan: Plan) -> Tensor:
     return starts[:, None] + torch.arange(call.query_tokens)
 
 
-def decode_tables(
-    call: Call, plan: Plan, config: tuple[int, int, int, int], multiprocessors: int
-) -> Tables:
+def decode_tables(call: Call, plan: Plan, config: Config, multiprocessors: int) -> Tables:
     """Items, segments and rotation rows of a decode."""
-    block_n, device = config[1], call.q.device
+    block_n, device = config.block_n, call.q.device
     runs = [
         _segments(call, documents, start, queries)
         for documents, start, queries in zip(
@@ -109,33 +105,23 @@ def decode_tables(
         )
     ]
     counts = [sum(-(-s.tokens // block_n) for s in run) for run in runs]
-    slots = max(1, multiprocessors * PROGRAMS_PER_SM // call.num_kv_heads)
+    slots = max(1, multiprocessors * config.programs // call.num_kv_heads)
     per_item = max(MIN_TILES, -(-sum(counts) // slots))
     if plan.variant == "unsplit":
         per_item = max(1, *counts)
-    items, segments, tiles, first_items, owners = [], [], [], [0], []
+    items, segments, first_items, owners = [], [], [0], []
+    records: list[tuple[int, ...]] = []
     for b, (run, count) in enumerate(zip(runs, counts, strict=True)):
         parts = max(1, -(-count // per_item))
         tokens = max(1, -(-count // parts)) * block_n
-        cut = [[s] for s in run] if plan.variant == "merge" else _cut(run, tokens, block_n)
-        for part in cut:
-            rows = [
-                row for i, s in enumerate(part) for row in _tiles(s, len(segments) + i, block_n)
-            ]
-            items.append(
-                (
-                    b,
-                    len(part),
-                    0,
-                    plan.q_lens[b],
-                    plan.q_starts[b],
-                    len(segments),
-                    len(tiles),
-                    len(rows),
-                )
-            )
+        for part in [[s] for s in run] if plan.variant == "merge" else _cut(run, tokens, block_n):
+            first, tile = len(segments), 0
+            for s in part:
+                records.append((s.row, s.tokens, s.offset + s.start, s.start, tile, 0, 0, 0))
+                tile += -(-s.tokens // block_n)
+            query = (plan.q_lens[b], plan.q_starts[b])
+            items.append((b, len(part), 0, *query, first, 0, tile))
             segments += part
-            tiles += rows
             owners += [b] * len(part)
         first_items.append(len(items))
     single = len(items) == call.batch_size
@@ -148,14 +134,8 @@ def decode_tables(
         "decode",
         config,
         torch.tensor(items, dtype=torch.int32, device=device),
-        torch.tensor(
-            [(s.row, s.tokens, s.offset + s.start, s.start) for s in segments],
-            dtype=torch.int32,
-            device=device,
-        ),
-        tiles=None
-        if len(segments) == len(items)
-        else torch.tensor(tiles, dtype=torch.int32, device=device),
+        torch.tensor(records, dtype=torch.int32, device=device),
+        several=len(segments) > len(items),
         query_rows=_rotation(call, turns),
         doc_rows=_rotation(call, offsets),
         key_rows=_key_rows(call, plan),
@@ -180,25 +160,8 @@ def _segments(
     return seen or [Segment(0, 0, 0, documents[0].offset)]
 
 
-def _tiles(segment: Segment, number: int, block_n: int) -> list[tuple[int, ...]]:
-    """The tiles of a segment: row, tokens, position and index of the first token, segment."""
-    return [
-        (
-            segment.row + i,
-            segment.tokens - i,
-            segment.offset + segment.start + i,
-            segment.start + i,
-            number,
-            0,
-            0,
-            0,
-        )
-        for i in range(0, segment.tokens, block_n)
-    ]
-
-
 def _cut(run: list[Segment], tokens: int, block_n: int) -> list[list[Segment]]:
-    """A run of segments in parts of at most `tokens`, each segment counted in whole tiles."""
+    """Parts of at most `tokens`, counted in whole tiles, and MAX_SEGMENTS segments."""
     parts: list[list[Segment]] = [[]]
     room = tokens
     for segment in run:
@@ -208,7 +171,7 @@ def _cut(run: list[Segment], tokens: int, block_n: int) -> list[list[Segment]]:
             parts[-1].append(Segment(row, take, start, offset))
             room -= -(-take // block_n) * block_n
             row, left, start = row + take, left - take, start + take
-            if room <= 0:
+            if room <= 0 or len(parts[-1]) == MAX_SEGMENTS:
                 parts.append([])
                 room = tokens
             if not left:
