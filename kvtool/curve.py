@@ -235,23 +235,25 @@ class HitCurve:
 
 
 def hit_curve(
-    needed: Ints, tokens: Ints, request_of: Ints, request_tokens: Ints, lookups: int
+    needed: Ints,
+    tokens: Ints,
+    request_of: Ints,
+    request_tokens: Ints,
+    lookups: int,
+    unit: int = 1,
 ) -> HitCurve:
     """The curve of look-ups that need `needed` bytes and save `tokens` prompt tokens each.
 
     needed, tokens, request_of: [h] of the look-ups that can hit.  request_tokens: [R] prompt
     tokens of each request counted.  lookups: all look-ups, those that cannot hit included.
+    unit: bytes that all of `needed` are multiples of.
     """
     reachable = needed != NEVER
     needed, tokens, request_of = needed[reachable], tokens[reachable], request_of[reachable]
-    order = np.argsort(needed)
-    rising = needed[order]
-    is_new = np.append(True, rising[1:] != rising[:-1])[: len(rising)]
-    step = np.empty(len(rising), dtype=np.int64)
-    step[order] = np.cumsum(is_new) - 1
+    budgets, step = _steps(needed, unit)
     share = tokens / np.maximum(request_tokens[request_of], 1)
     return HitCurve(
-        budgets=rising[is_new],
+        budgets=budgets,
         found=np.cumsum(np.bincount(step)),
         found_tokens=np.cumsum(np.bincount(step, weights=tokens)).astype(np.int64),
         request_share=np.cumsum(np.bincount(step, weights=share)),
@@ -259,3 +261,14 @@ def hit_curve(
         prompt_tokens=int(request_tokens.sum()),
         requests=len(request_tokens),
     )
+
+
+def _steps(needed: Ints, unit: int) -> tuple[Ints, Ints]:
+    """The different values of `needed`, rising, and which of them each one is."""
+    scaled = needed // unit
+    if len(scaled) and int(scaled.max()) > 4 * len(scaled):
+        budgets, step = np.unique(needed, return_inverse=True)
+        return budgets, step
+    present = np.bincount(scaled) > 0
+    step_of: Ints = np.cumsum(present) - 1
+    return np.flatnonzero(present) * unit, step_of[scaled]

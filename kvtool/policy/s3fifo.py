@@ -3,7 +3,8 @@
 J. Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023. The small queue has
 10 % of the bytes, the main queue and the ghosts 90 % each; an entry used at least twice while in
 the small queue moves to the main queue, others leave a ghost; the main queue keeps what was used
-since it was last passed, with uses counted up to 3.
+since it was last passed, with uses counted up to 3. While the cache fills for the first time,
+newcomers that the small queue has no room for go to the main queue, as in libCacheSim.
 """
 
 from __future__ import annotations

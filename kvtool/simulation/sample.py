@@ -159,6 +159,7 @@ def lru_curve(accesses: Accesses, *, whole_request: bool, first: int = 0) -> Hit
         request[counts] - first,
         accesses.request_tokens[first:],
         int(accesses.lookups[first:].sum()),
+        accesses.sizes if isinstance(accesses.sizes, int) else 1,
     )
 
 
