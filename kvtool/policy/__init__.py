@@ -1,1 +1,1 @@
-"""Eviction policies, one file each, and the names they go by."""
+"""Eviction policies, one file each; `replay` runs accesses through one."""

@@ -14,7 +14,7 @@ from kvtool.dtype import kv_format
 from kvtool.errors import UsageError, did_you_mean
 from kvtool.kvcache import check_parallel
 from kvtool.model.spec import Parallel
-from kvtool.reuse import BlockRules
+from kvtool.reuse import BlockRules, chain_keys, is_tree
 from kvtool.simulation.plan import LOOKUPS, CacheBytes, Plan, refuse_recurrent
 from kvtool.workload.documents import DUPLICATES, ORDERS, DocumentWorkload
 from kvtool.workload.lengths import Lengths
@@ -28,6 +28,10 @@ DEFAULT_RULES = ("prefix", "position-aware", "lazy")
 DEFAULT_WARMUP = 0.2
 DEFAULT_SEEDS = 5
 PAGE_TOKENS = 16
+CHAINED = (
+    "ids of the trace stand behind different ids: they are taken as hashes of single blocks, and a "
+    "hit needs the same blocks before"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Study:
 
     plan: its budgets are empty where they follow from what the run finds.  trace: the file's format
     and requests.  inputs: the settings as understood, in the words of the command line.
+    notes: what was done to the requests, for the reader.
     """
 
     options: Options
@@ -78,6 +83,7 @@ class Study:
     preset: Preset | None
     trace: Trace | None
     inputs: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def settle(options: Options) -> Study:
@@ -88,6 +94,7 @@ def settle(options: Options) -> Study:
     parallel = Parallel(tp=options.tp)
     check_parallel(model, parallel)
     trace = None
+    found: tuple[str, ...] = ()
     sources: tuple[Any, ...]
     if options.trace is None:
         sources = _workloads(options, preset)
@@ -97,6 +104,9 @@ def settle(options: Options) -> Study:
         _refuse_with_trace(options)
         trace = load_trace(Path(options.trace).expanduser(), options.block_size)
         sources = (_without_repeats(trace.requests, options.duplicates),)
+        if isinstance(sources[0], BlockRequests) and not is_tree(sources[0].ids, sources[0].starts):
+            ids = chain_keys(sources[0].ids, sources[0].starts)
+            sources, found = (replace(sources[0], ids=ids),), (CHAINED,)
     blocks = isinstance(sources[0], BlockRequests)
     rules = tuple(options.reuse or _default_rules(preset, blocks=blocks))
     plan = Plan(
@@ -115,7 +125,8 @@ def settle(options: Options) -> Study:
     refuse_recurrent(model, plan.rules)
     _refuse_what_does_not_fit(plan)
     plan = replace(plan, budgets=_budgets(options, preset, plan))
-    return Study(options, plan, preset, trace, _inputs(options, plan, trace, preset, kv.k.name))
+    inputs = _inputs(options, plan, trace, preset, kv.k.name)
+    return Study(options, plan, preset, trace, inputs, found)
 
 
 def _inputs(

@@ -103,7 +103,7 @@ class Run:
             plan=self.plan,
             rows=made,
             knees=knees(self.groups),
-            notes=notes(self.plan, self.groups, made),
+            notes=[*self.study.notes, *notes(self.plan, self.groups, made)],
             groups=self.groups,
             fit=_fit(self.study) if self.study.options.fit_zipf else None,
             complete=self.complete,

@@ -226,6 +226,18 @@ def test_bytes_beyond_64_bits_are_refused():
         simulate(replace(QUICK, doc_tokens=1 << 30, requests=20_000, policy=("lru",)))
 
 
+def test_hashes_of_single_blocks_are_chained_and_that_is_said(tmp_path):
+    # Block 2 comes behind 1 and behind 3: the same tokens, but not the same prefix.
+    path = tmp_path / "blocks.jsonl"
+    rows = [{"input_length": 33, "hash_ids": ids, "chat_id": 1} for ids in ([1, 2, 9], [3, 2, 8])]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    outcome = simulate(Options(trace=str(path), num_blocks=(100,)))
+
+    assert outcome.rows[0].hit_rate == 0
+    assert "hashes of single blocks" in outcome.notes[0]
+
+
 def test_an_exponent_is_fitted_to_a_log(log):
     fit = simulate(Options(trace=log, fit_zipf=True, budget=(GIB,))).fit
 
