@@ -15,10 +15,11 @@ from kvtool import kvcache
 from kvtool.engines import sglang_memory as memory
 from kvtool.engines import sglang_pools as pools
 from kvtool.engines.base import Budget, Deployment, Estimate, Group, Pool, Reason, Reserve, Term
+from kvtool.engines.deployed import extra_layers
 from kvtool.engines.sglang_cells import Cell, cells
 from kvtool.engines.sglang_options import Settings, settle
 from kvtool.engines.sglang_releases import CHECKED, Release, find_release
-from kvtool.model.spec import Attention, Latent, Layer, ModelSpec, stages
+from kvtool.model.spec import Attention, Latent, ModelSpec, stages
 
 NAME = "sglang"
 
@@ -61,7 +62,7 @@ class Sglang:
             chosen = (budget.fraction if budget else None) or settings.fraction
             chosen = chosen or memory.default_fraction(model, settings, device)
             settings = replace(settings, fraction=chosen)
-        extra = _extra(model, deployment)
+        extra = extra_layers(model, deployment)
         whole = replace(model, mtp_layers=extra)
         layers = kvcache.fullest_stage(
             whole, context_tokens, settings.kv, deployment.parallel, 0, bool(extra)
@@ -108,12 +109,6 @@ class Sglang:
 def load(version: str | None = None) -> Sglang:
     """The adapter for `version`, the newest known when None; UsageError for an unknown one."""
     return Sglang(*find_release(version))
-
-
-def _extra(model: ModelSpec, deployment: Deployment) -> tuple[Layer, ...]:
-    """Layers a drafter adds on the last stage: the model's own MTP layers, another model's."""
-    own = model.mtp_layers if deployment.mtp else ()
-    return (*own, *(deployment.draft.layers if deployment.draft else ()))
 
 
 def _groups(found: Sequence[Cell], wanted: pools.Demand, settings: Settings) -> tuple[Group, ...]:

@@ -13,11 +13,12 @@ Source: `pool_configurator.py`, `kv_cache_configurator.py`, `configs/mamba_utils
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kvtool.dtype import DTYPES
+from kvtool.engines.deployed import owner
 from kvtool.engines.sglang_options import Settings
 from kvtool.errors import KvtoolError
 from kvtool.model.spec import (
@@ -29,7 +30,6 @@ from kvtool.model.spec import (
     Recurrent,
     Shared,
     State,
-    Weight,
     shares,
 )
 
@@ -78,10 +78,10 @@ def _layer_cells(model: ModelSpec, layer: Layer, settings: Settings) -> Iterator
         elif isinstance(state, Recurrent):
             yield Cell("state", state.kind, _state_bytes(state, settings), None, state)
         elif isinstance(state, Shared):
-            owner = _owner(layer, model.layers)
-            if owner is None:
+            read = owner(layer, model.layers)
+            if read is None:
                 raise _uncovered(model, "shared")
-            yield _attention(owner, settings, None)
+            yield _attention(read, settings, None)
         else:
             what = "compressed latent" if isinstance(state, Latent) else state.kind
             raise _uncovered(model, what)
@@ -117,17 +117,3 @@ def _state_bytes(state: Recurrent, settings: Settings) -> int:
         for count, units in state.parts
     )
     return DTYPES[dtype].row_bytes(1, elements)
-
-
-def _owner(layer: Layer, layers: Iterable[Layer]) -> Attention | None:
-    """The attention of the first layer whose queries are as wide: what a shared layer reads."""
-    wanted = _query_shape(layer.weights)
-    for other in layers:
-        for state in other.states:
-            if isinstance(state, Attention) and _query_shape(other.weights) == wanted:
-                return state
-    return None
-
-
-def _query_shape(weights: Iterable[Weight]) -> tuple[int, ...] | None:
-    return next((w.shape for w in weights if w.name.endswith("q_proj")), None)

@@ -13,10 +13,9 @@ from collections.abc import Iterable
 
 from kvtool.device import DeviceSpec
 from kvtool.engines.base import Deployment, Estimate, Term
+from kvtool.engines.deployed import stored_weights
 from kvtool.engines.sglang_options import Settings
-from kvtool.errors import ModelError
 from kvtool.model.spec import Latent, ModelSpec
-from kvtool.model.weights import weight_bytes
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -102,17 +101,8 @@ def terms(
 
 def loaded_bytes(model: ModelSpec, deployment: Deployment) -> Estimate | None:
     """Bytes after loading on the fullest device; None where parameters or format are unknown."""
-    draft = deployment.draft
-    if not model.weights_known or (draft is not None and not draft.weights_known):
-        return None
-    try:
-        held = weight_bytes(model, deployment.dtype, deployment.parallel, mtp=deployment.mtp)
-        if draft is not None:
-            held += weight_bytes(draft, "auto", deployment.parallel)
-    except ModelError:
-        return None
-    value, low, high = (int(held * factor) for factor in LOADED)
-    return Estimate(value, low, high)
+    held = stored_weights(model, deployment)
+    return None if held is None else Estimate(*(int(held * factor) for factor in LOADED))
 
 
 def left(device: DeviceSpec, taken: Iterable[Term]) -> Estimate:

@@ -17,10 +17,10 @@ from itertools import pairwise
 
 from kvtool import kvcache
 from kvtool.engines.base import Budget, Deployment, Estimate, Group, Pool, Reason, Reserve, Term
+from kvtool.engines.deployed import extra_layers, stored_weights
 from kvtool.engines.trtllm_options import NEWEST, Release, Settings, find_release, settle
-from kvtool.errors import KvtoolError, ModelError
+from kvtool.errors import KvtoolError
 from kvtool.model.spec import Attention, Index, Latent, Layer, ModelSpec, Recurrent, State, stages
-from kvtool.model.weights import weight_bytes
 
 NAME = "trtllm"
 GIB = 1 << 30
@@ -81,7 +81,7 @@ class Trtllm:
         kvcache.check_parallel(model, deployment.parallel)
         fraction = budget.fraction if budget else None
         settings = settle(model, deployment, self.release, batch_size, fraction)
-        extra = _extra(model, deployment)
+        extra = extra_layers(model, deployment)
         parts = [list(part) for part in stages(model.layers, deployment.parallel.pp)]
         parts[-1] += extra
         every = [_rows(model, part, settings, context_tokens) for part in parts]
@@ -130,19 +130,14 @@ class Trtllm:
         if self.version == NEWEST:
             return ()
         return (
-            f"TensorRT-LLM {self.version}: the rules of {self.release.version} on, not checked here",
+            f"TensorRT-LLM {self.version}: the rules of {self.release.version} on,"
+            " not checked here",
         )
 
 
 def load(version: str | None = None) -> Trtllm:
     """The adapter for `version`, the newest known when None; UsageError for an unknown one."""
     return Trtllm(*find_release(version))
-
-
-def _extra(model: ModelSpec, deployment: Deployment) -> tuple[Layer, ...]:
-    """Layers a drafter adds on the last stage: the model's own MTP layers, another model's."""
-    own = model.mtp_layers if deployment.mtp else ()
-    return (*own, *(deployment.draft.layers if deployment.draft else ()))
 
 
 def _rows(model: ModelSpec, layers: Sequence[Layer], settings: Settings, context: int) -> list[Row]:
@@ -263,17 +258,8 @@ def _notes(
 
 
 def _loaded(model: ModelSpec, deployment: Deployment) -> Estimate | None:
-    draft = deployment.draft
-    if not model.weights_known or (draft is not None and not draft.weights_known):
-        return None
-    try:
-        held = weight_bytes(model, deployment.dtype, deployment.parallel, mtp=deployment.mtp)
-        if draft is not None:
-            held += weight_bytes(draft, "auto", deployment.parallel)
-    except ModelError:
-        return None
-    value, low, high = (int(held * factor) for factor in LOADED)
-    return Estimate(value, low, high)
+    held = stored_weights(model, deployment)
+    return None if held is None else Estimate(*(int(held * factor) for factor in LOADED))
 
 
 def _terms(model: ModelSpec, deployment: Deployment, budget: Budget) -> tuple[Term, ...] | None:
@@ -369,15 +355,15 @@ def _concurrency(
     blocks: Sequence[int], pools: Sequence[WindowPool], settings: Settings, state: int
 ) -> float:
     bounds = [held / pool.blocks for held, pool in zip(blocks, pools, strict=True)]
-    if state:
+    if state and settings.batch_is_given:
         bounds.append(float(settings.max_batch_size))
-    return min(bounds, default=0.0)
+    return min(bounds, default=float(settings.max_batch_size))
 
 
 def _largest_batch(
     room: int, blocks: Sequence[int], pools: Sequence[WindowPool], settings: Settings, state: int
 ) -> int:
-    """Requests the pools hold; with states, whose number the batch decides, of one more each."""
-    if state:
+    """Requests the pools hold; where their states are not counted yet, each brings its own."""
+    if state and not settings.batch_is_given:
         return max(room, 0) // (_paged_bytes(pools, settings) + state)
     return min(int(_concurrency(blocks, pools, settings, state)), settings.max_batch_size)

@@ -60,6 +60,7 @@ class Settings:
     tokens_per_block: int
     max_tokens: int | None
     max_batch_size: int
+    batch_is_given: bool
     max_num_tokens: int
     attention_window: tuple[int, ...] | None
 
@@ -135,6 +136,7 @@ def settle(
         max_tokens=_whole(given.get("max_tokens")),
         max_batch_size=_whole(given.get("max_batch_size"))
         or (batch_size if keeps_states else BATCH),
+        batch_is_given="max_batch_size" in given,
         max_num_tokens=_whole(given.get("max_num_tokens")) or STEP_TOKENS,
         attention_window=window if isinstance(window, tuple) else None,
     )
