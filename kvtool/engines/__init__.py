@@ -7,7 +7,7 @@ from importlib import import_module
 from kvtool.engines.base import Engine
 from kvtool.errors import UsageError, did_you_mean
 
-NAMES = ("vllm", "llamacpp")
+NAMES = ("vllm", "sglang", "llamacpp", "trtllm", "transformers")
 
 
 def load(name: str, version: str | None = None) -> Engine:
