@@ -61,6 +61,12 @@ def unknown(figure: Figure, why: str) -> Finding:
     return Finding(figure, None, "unknown", why)
 
 
+def faults(findings: list[Finding]) -> tuple[int, int]:
+    """What orders rival explanations of a log: figures that differ, then those that agree."""
+    verdicts = [finding.verdict for finding in findings]
+    return verdicts.count("differ"), -verdicts.count("agree")
+
+
 def judge(figure: Figure, prediction: Prediction, *, mixed: bool = False) -> Finding:
     """The verdict on a prediction: `agree` when rounding explains the difference, `within-range`
     when an estimate's range does, or `mixed` ranks (up to 1.5 %), else `differ`."""

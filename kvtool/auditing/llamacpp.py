@@ -8,6 +8,7 @@ from kvtool.auditing.findings import (
     Finding,
     Overrides,
     Prediction,
+    faults,
     judge,
     unknown,
     whole,
@@ -40,16 +41,8 @@ def audit(start: Start, overrides: Overrides) -> list[Finding]:
     model = overrides.model or printed_model(start)
     if isinstance(model, str):
         return [unknown(figure, model) for figure in start.figures]
-    best: list[Finding] | None = None
-    for version in _versions(start, overrides):
-        found = _audit(start, model, version, overrides)
-        if best is None or _faults(found) < _faults(best):
-            best = found
-    return best or []
-
-
-def _faults(findings: list[Finding]) -> int:
-    return sum(finding.verdict == "differ" for finding in findings)
+    found = [_audit(start, model, version, overrides) for version in _versions(start, overrides)]
+    return min(found, key=faults)
 
 
 def _versions(start: Start, overrides: Overrides) -> list[str]:
@@ -95,6 +88,9 @@ def _context(
         unified = "false" if streams and streams > 1 else "true"
     options = {"n_ctx": str(total), "n_seq_max": str(slots)}
     options |= {name: said[name] for name in ("n_batch", "n_ubatch", "mla_attn") if name in said}
+    if "c^KV" in figure.about.get("labels", "") and options.get("mla_attn") == "0":
+        # Files that store latent projections alone raise mla_attn, after it was printed.
+        options["mla_attn"] = "3"
     if unified is not None:
         options["kv_unified"] = unified
     if said.get("flash_attn") in ("0", "disabled"):

@@ -149,7 +149,7 @@ def _latent(printed: Printed, heads: int, key: int, value: int) -> Latent | None
         whole_value = printed.number("n_embd_head_v_mla", "attention.value_length_mla")
         return Latent(key, heads, mla, whole_value or rank)
     rotary = printed.number("n_rot", "rope.dimension_count")
-    if "mla_attn" in printed.settings and rotary:
+    if rotary and ("mla_attn" in printed.settings or "fork" in printed.settings):
         return Latent(rank + rotary, heads, key, value)
     return None
 

@@ -11,6 +11,7 @@ from kvtool.auditing.findings import (
     Finding,
     Overrides,
     Prediction,
+    faults,
     judge,
     model_of,
     unknown,
@@ -42,23 +43,17 @@ def audit(start: Start, overrides: Overrides) -> list[Finding]:
     model = model_of(start, overrides, NAMES)
     if model is None:
         return [_bookkeeping(figure, start) for figure in start.figures]
-    version = overrides.version or start.settings.get("version")
-    candidates, note = _versions(version)
-    best: list[Finding] | None = None
-    for candidate in candidates:
-        found = _audit(start, model, candidate, overrides, note)
-        if best is None or _faults(found) < _faults(best):
-            best = found
-    return best or []
+    candidates, note = _versions(start, overrides)
+    found = [_audit(start, model, version, overrides, note) for version in candidates]
+    return min(found, key=faults)
 
 
-def _faults(findings: list[Finding]) -> int:
-    return sum(finding.verdict == "differ" for finding in findings)
-
-
-def _versions(version: str | None) -> tuple[list[str], str]:
+def _versions(start: Start, overrides: Overrides) -> tuple[list[str], str]:
     """Versions whose rules may hold, the newest first, and what to say about it."""
     newest_first = [release.version for release in reversed(RELEASES)]
+    version = overrides.version or start.settings.get("version")
+    if start.settings.get("v0") == "true":
+        return newest_first[-1:], "V0 engine: rules of"
     if version is None:
         return newest_first, "no version in the log: rules of"
     try:
@@ -111,16 +106,29 @@ def _case(start: Start, model: ModelSpec, version: str, overrides: Overrides) ->
         mtp="mtp" in said.get("speculative_config", "").lower(),
         options={**_options(said), **overrides.options},
     )
-    fraction = said.get("gpu_memory_utilization")
+    exact = _fraction(said.get("gpu_memory_utilization"))
     return Case(
         start=start,
         model=model,
         version=version,
         context=context,
         deployment=deployment,
-        device=overrides.device or _device(said),
-        fraction=_fraction(fraction),
+        device=_device(said, overrides.device),
+        fraction=exact or _fraction(said.get(ROUNDED)),
+        fraction_half=0.0 if exact else 0.005,
+        packing=_packing(said, model),
     )
+
+
+ROUNDED = "gpu_memory_utilization_rounded"
+
+
+def _packing(said: dict[str, str], model: ModelSpec) -> str | None:
+    """A quantisation that the log names and the model has not; fp8 at load time is known."""
+    named = said.get("quantization", "none").lower()
+    if named in ("none", "fp8") or model.quantization is not None:
+        return None
+    return named
 
 
 def _fraction(text: str | None) -> float | None:
@@ -148,15 +156,18 @@ def _options(said: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def _device(said: dict[str, str]) -> DeviceSpec | None:
-    """The device, as far as the log tells: its total memory."""
+def _device(said: dict[str, str], device: DeviceSpec | None) -> DeviceSpec | None:
+    """The device as the user names it, with the total memory that the log prints."""
     try:
         total = int(float(said["device_memory_gib"]) * GIB)
     except (KeyError, ValueError):
-        return None
+        return device
     if total <= 0:
-        return None
-    return DeviceSpec("of the log", (), "", total, total, None, {}, None, {})
+        return device
+    if device is None:
+        return DeviceSpec("of the log", (), "", total, total, None, {}, None, {})
+    nominal = max(total, device.memory_nominal_bytes)
+    return replace(device, memory_usable_bytes=total, memory_nominal_bytes=nominal)
 
 
 def _finding(case: Case, figure: Figure) -> Finding:
@@ -169,7 +180,24 @@ def _finding(case: Case, figure: Figure) -> Finding:
         return unknown(figure, f"{CANNOT}: {error}")
     if isinstance(found, str):
         return unknown(figure, found)
-    return judge(figure, found, mixed=case.is_parallel and figure.name in OF_ALL_RANKS)
+    judged = judge(figure, found, mixed=case.is_parallel and figure.name in OF_ALL_RANKS)
+    if judged.verdict == "differ" and found.is_estimate and figure.name != "weights":
+        return _doubt(case, judged)
+    return judged
+
+
+def _doubt(case: Case, finding: Finding) -> Finding:
+    """An estimate outside of its range is no fault where the log leaves out what decides it."""
+    said = case.start.settings
+    options = case.deployment.options
+    left_out = [name for name in DECIDING if name not in said and name not in options]
+    if not left_out:
+        return finding
+    return unknown(finding.figure, f"the log does not say {' and '.join(left_out)}")
+
+
+# Settings that the estimate of activations hangs on.
+DECIDING = ("max_num_batched_tokens", "max_num_seqs")
 
 
 def _bookkeeping(figure: Figure, start: Start) -> Finding:

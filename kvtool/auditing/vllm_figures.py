@@ -9,10 +9,10 @@ from kvtool import fit
 from kvtool.auditing.findings import Prediction, whole
 from kvtool.device import DeviceSpec
 from kvtool.engines import vllm
-from kvtool.engines.base import Budget, Deployment, Pool, Reserve
+from kvtool.engines.base import Budget, Deployment, Estimate, Pool, Reserve
 from kvtool.engines.logs import GIB, Figure, Start
-from kvtool.engines.vllm_releases import find_release
-from kvtool.engines.vllm_weights import loaded_bytes
+from kvtool.engines.vllm_releases import Release, find_release
+from kvtool.engines.vllm_weights import loaded_bytes, without_towers
 from kvtool.model.spec import ModelSpec
 
 SWAP_BYTES = 4 * GIB
@@ -20,7 +20,11 @@ SWAP_BYTES = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One start as a version of vLLM would see it."""
+    """One start as a version of vLLM would see it.
+
+    `fraction_half` is half a unit of the fraction's last digit where it was rounded for the log.
+    `packing` names a quantisation of the weights that the model's card does not have.
+    """
 
     start: Start
     model: ModelSpec
@@ -29,16 +33,36 @@ class Case:
     deployment: Deployment
     device: DeviceSpec | None
     fraction: float | None
+    fraction_half: float
+    packing: str | None
 
     @property
     def is_parallel(self) -> bool:
         return self.deployment.parallel.tp * self.deployment.parallel.pp > 1
 
+    @property
+    def is_eager(self) -> bool:
+        return self.deployment.options.get("enforce_eager") == "true"
+
+    @property
+    def release(self) -> Release:
+        return find_release(self.version)[1]
+
     def reserve(self, budget: Budget | None = None) -> Reserve:
+        """What the adapter says; the device decides defaults even where the pool is given."""
+        budget = replace(budget or Budget(), device=self.device)
         return vllm.load(self.version).reserve(self.model, self.context, 1, self.deployment, budget)
 
     def pool(self, budget: Budget) -> Pool | None:
         return self.reserve(budget).pool
+
+    def estimated_pool(self) -> Pool | None:
+        """The pool by the device and its fraction; None where a part of it is not known, as is the
+        memory of V0 engines."""
+        is_v0 = self.start.settings.get("v0") == "true"
+        if self.device is None or self.fraction is None or self.packing is not None or is_v0:
+            return None
+        return self.pool(Budget(fraction=self.fraction))
 
 
 # Figures that follow from the smallest rank's pool, and may stand beside another rank's.
@@ -56,12 +80,16 @@ def _above(case: Case, figure: Figure, name: str) -> Figure | None:
 
 def _weights(case: Case, figure: Figure) -> Prediction | str:
     """What loading allocates; of the stage that the worker names, else of any."""
-    release = find_release(case.version)[1]
+    if case.packing is not None:
+        return f"the card of {case.model.name} does not have the log's '{case.packing}' weights"
+    model = case.model
+    if case.deployment.options.get("language_model_only") == "true":
+        model = without_towers(model)
     stages = range(case.deployment.parallel.pp)
     named = figure.rank.partition("PP")[2].partition("_")[0]
     if named.isdecimal() and int(named) in stages:
         stages = range(int(named), int(named) + 1)
-    sizes = [loaded_bytes(case.model, case.deployment, release, stage) for stage in stages]
+    sizes = [loaded_bytes(model, case.deployment, case.release, stage) for stage in stages]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):
         return f"the parameters of {case.model.name} are not all counted"
@@ -76,74 +104,97 @@ def _weights(case: Case, figure: Figure) -> Prediction | str:
 
 
 def _pool_bytes(case: Case, figure: Figure) -> Prediction | str:
-    """The share of the device less what was printed above; else less what is estimated."""
-    printed = {name: _above(case, figure, name) for name in ("weights", "activation", "non_torch")}
-    terms = [term for term in printed.values() if term is not None]
-    if case.device is not None and case.fraction is not None and len(terms) == len(printed):
-        return _from_terms(case, figure, terms)
+    """The share of the device less what was printed above, and the estimate of what was not."""
     if case.device is None:
         return "the device's memory is not in the log; give it with --gpu"
     if case.fraction is None:
         return "the memory fraction is not in the log; give it with --gpu-fraction"
-    pool = case.pool(Budget(case.device, case.fraction))
-    if pool is None:
-        return f"the parameters of {case.model.name} are not all counted"
-    value = pool.pool_bytes
-    why = "fraction x memory - weights - activation - other, estimated"
-    return Prediction(value.value, value.low, value.high, why, is_estimate=True)
+    terms = _terms(case, figure)
+    if isinstance(terms, str):
+        return terms
+    memory = case.device.memory_bytes
+    value = memory * case.fraction - sum(term.value for term in terms)
+    low = value - sum(term.high - term.value for term in terms)
+    high = value + sum(term.value - term.low for term in terms)
+    rounding = memory * case.fraction_half + 0.005 * GIB * case.fraction
+    estimated = any(term.is_estimate for term in terms)
+    why = "fraction x memory - " + " - ".join(term.why for term in terms)
+    return Prediction(value, low - rounding, high + rounding, why, is_estimate=estimated)
 
 
-def _from_terms(case: Case, figure: Figure, terms: list[Figure]) -> Prediction:
-    assert case.device is not None
-    assert case.fraction is not None
-    graphs = _above(case, figure, "graphs")
-    budget = case.device.memory_bytes * case.fraction
-    rounding = 0.005 * GIB * case.fraction
-    value = budget - sum(term.value for term in terms)
-    half = rounding + sum(term.half for term in terms)
-    why = "fraction x memory - the terms printed above"
-    release = find_release(case.version)[1]
-    if graphs is not None and release.graphs_subtracted:
-        value, half, why = value - graphs.value, half + graphs.half, why + " - graphs"
-    return Prediction(value, value - half, value + half, why)
+def _terms(case: Case, figure: Figure) -> list[Prediction] | str:
+    """What leaves the pool: weights, activation, other memory and graphs, printed or estimated."""
+    names = {"weights": "weights", "activation": "activation", "non_torch": "other"}
+    peak = _above(case, figure, "peak_torch")
+    found = [] if peak is None else [_printed(peak, "weights and activation")]
+    if peak is not None:
+        names = {"non_torch": "other"}
+    if case.release.graphs_subtracted and not case.is_eager:
+        names["graphs"] = "graphs"
+    missing = []
+    for name, term in names.items():
+        printed = _above(case, figure, name)
+        if printed is None:
+            missing.append(term)
+        else:
+            found.append(_printed(printed, term))
+    pool = case.estimated_pool() if missing else None
+    if missing and pool is None:
+        return f"{', '.join(missing)}: neither printed above nor known for {case.model.name}"
+    for term in pool.terms if pool else ():
+        if term.name in missing:
+            size = term.bytes
+            why = f"{term.name} (estimated)"
+            found.append(Prediction(size.value, size.low, size.high, why, is_estimate=True))
+    return found
+
+
+def _printed(figure: Figure, why: str) -> Prediction:
+    return Prediction(figure.value, figure.low, figure.high, why)
 
 
 def _pool_above(case: Case, figure: Figure) -> tuple[Pool, Pool, Pool, str] | None:
-    """The pool that the figures above give, at the printed value and the ends of its rounding."""
+    """The pool that the figures above give, at the printed value and the ends of its rounding;
+    without such figures the estimate, whose ends are in the pool itself."""
     blocks = _above(case, figure, "blocks")
-    if blocks is not None and blocks is not figure and blocks.name != figure.name:
+    if blocks is not None and figure.name != "blocks":
         given = case.pool(Budget(num_blocks=int(blocks.value)))
         return None if given is None else (given, given, given, "blocks printed above")
     pool = _above(case, figure, "pool")
     if pool is None:
         return None
-    ends = [
-        case.pool(Budget(pool_bytes=max(int(end), 0))) for end in (pool.value, pool.low, pool.high)
-    ]
-    if any(end is None for end in ends):
-        return None
-    value, low, high = (end for end in ends if end is not None)
-    return value, low, high, "pool printed above"
+    sizes = (pool.value, pool.low, pool.high)
+    found = [case.pool(Budget(pool_bytes=max(int(size), 0))) for size in sizes]
+    ends = [end for end in found if end is not None]
+    return (ends[0], ends[1], ends[2], "pool printed above") if len(ends) == len(sizes) else None
 
 
 _NO_POOL = "neither the pool nor its blocks are printed above"
 
 
-def _of_pool(read: Callable[[Pool], float], why: str) -> Callable[[Case, Figure], Prediction | str]:
+def _of_pool(
+    read: Callable[[Pool], Estimate], why: str
+) -> Callable[[Case, Figure], Prediction | str]:
+    """A predictor of a figure that follows from the pool."""
+
     def predict(case: Case, figure: Figure) -> Prediction | str:
         pools = _pool_above(case, figure)
-        if pools is None:
+        if pools is not None:
+            value, low, high = (read(pool).value for pool in pools[:3])
+            return Prediction(value, low, high, f"{why}, from the {pools[3]}")
+        estimated = case.estimated_pool()
+        if estimated is None:
             return _NO_POOL
-        value, low, high, source = pools
-        return Prediction(read(value), read(low), read(high), f"{why}, from the {source}")
+        size = read(estimated)
+        return Prediction(
+            size.value, size.low, size.high, f"{why}, from the estimated pool", is_estimate=True
+        )
 
     return predict
 
 
-_tokens_of_pool = _of_pool(
-    lambda pool: pool.pool_tokens.value, "tokens as this version counts them"
-)
-_blocks_of_pool = _of_pool(lambda pool: pool.num_blocks.value, "pool // bytes per block")
+_tokens_of_pool = _of_pool(lambda pool: pool.pool_tokens, "tokens as this version counts them")
+_blocks_of_pool = _of_pool(lambda pool: pool.num_blocks, "pool // bytes per block")
 
 
 def _concurrency(case: Case, figure: Figure) -> Prediction | str:
@@ -163,7 +214,7 @@ def _concurrency(case: Case, figure: Figure) -> Prediction | str:
     if tokens is None:
         return _NO_POOL
     one = at.reserve()
-    release = find_release(case.version)[1]
+    release = case.release
     if len(one.groups) > 1 and not release.tokens_follow_concurrency:
         return "several groups: the tokens do not tell the concurrency in this version"
     value = tokens.value / context
@@ -227,10 +278,12 @@ def _estimated_term(name: str) -> Callable[[Case, Figure], Prediction | str]:
     def predict(case: Case, figure: Figure) -> Prediction | str:
         if case.device is None:
             return "the device is not in the log; give it with --gpu"
-        pool = case.pool(Budget(case.device, case.fraction or 0.9))
+        if case.deployment.parallel.pp > 1:
+            return "not estimated for each pipeline stage"
+        pool = replace(case, fraction=case.fraction or 1.0).estimated_pool()
         found = {term.name: term for term in (pool.terms if pool else ())}
         if name not in found:
-            return "no estimate of this term for this version"
+            return "no estimate of this term"
         size = found[name].bytes
         return Prediction(size.value, size.low, size.high, found[name].text, is_estimate=True)
 

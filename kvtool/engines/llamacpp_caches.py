@@ -107,13 +107,20 @@ class Buffers:
         return self.settings.n_seq_max if self.is_separate else self.settings.streams
 
     def check(self, state: State) -> None:
-        """llama_init_from_model refuses packed types whose block does not divide a head."""
+        """llama_init_from_model refuses packed types whose block does not divide a head, and two
+        types for latent rows."""
+        k, v = self.types
         widths = {"K": 0, "V": 0}
+        if isinstance(state, Latent) and k != v and self.settings.release.equal_latent_types:
+            raise UsageError(
+                f"llama.cpp wants one type for latent rows, not {k.name} and {v.name}",
+                "give --kv-dtype",
+            )
         if isinstance(state, Attention):
             widths = {"K": state.head_dim, "V": state.v_head_dim}
         elif isinstance(state, Latent):
             widths = {"K": state.width, "V": 0}
-        for (side, width), dtype in zip(widths.items(), self.types, strict=True):
+        for (side, width), dtype in zip(widths.items(), (k, v), strict=True):
             if width % dtype.block:
                 raise UsageError(
                     f"llama.cpp cannot store {side} heads of {width} as {dtype.name}",

@@ -24,7 +24,8 @@ class Release:
     sequence may have a buffer of its own. `cells_with_flash` and `cells`: what a buffer's cells are
     a multiple of, with flash attention and without. `latent_values`: V rows beside the latent rows
     that already hold them. `snapshots`: recurrent states are kept once more per drafted token.
-    `is_fork`: ik_llama.cpp, whose `mla_attn` decides about latent rows.
+    `equal_latent_types`: latent rows want one type for K and V. `is_fork`: ik_llama.cpp, whose
+    `mla_attn` decides about latent rows.
     """
 
     build: int
@@ -36,14 +37,16 @@ class Release:
     cells: int
     latent_values: bool
     snapshots: bool
+    equal_latent_types: bool = False
     is_fork: bool = False
 
 
 # Pull requests of ggml-org/llama.cpp: 13194 (SWA cache, 2025-05-20), 13833 (micro-batch instead of
 # batch, 2025-05-31), 14363 (streams; b5912 is without them, issue 14847), 16812 (no padding,
 # 2025-10-28), 17046 (padding back, 2025-11-07, after b6969 of issue 17058), 19067 (no V beside
-# latent rows, 2026-01-25), 22673 (MTP and rollback; in b9180, issue 25489). The last rules were
-# read and run in commit 0c1e57098, which llama-cpp-python 0.3.36 carries.
+# latent rows, 2026-01-25), 22673 (MTP and rollback; in b9180, issue 25489), 25871 (one type for
+# latent rows, 2026-07-18). The last rules were read and run in commit 0c1e57098, which
+# llama-cpp-python 0.3.36 carries.
 RELEASES = (
     Release(
         build=3000, margin=0, windows=False, window_batch="n_batch", streams=False,
@@ -76,6 +79,11 @@ RELEASES = (
     Release(
         build=9180, margin=0, windows=True, window_batch="n_ubatch", streams=True,
         cells_with_flash=CELLS, cells=CELLS, latent_values=False, snapshots=True,
+    ),
+    Release(
+        build=10030, margin=60, windows=True, window_batch="n_ubatch", streams=True,
+        cells_with_flash=CELLS, cells=CELLS, latent_values=False, snapshots=True,
+        equal_latent_types=True,
     ),
 )  # fmt: skip
 # Records of its logs: ikawrakow/ik_llama.cpp, pull requests 239 to 616 (2025).

@@ -239,7 +239,8 @@ _WORDS = (
     "|mamba page|CUDAGraph|CUDA graph|Graph capturing|cudagraph|dcp_world_size|max seq len"
     "|print_info|llm_load_print_meta|llama_|build: |system_info|load_tensors|kv_size"
     "|KV self size|kv self size|RS buffer|server_args|ServerArgs|Load weight|max_total_num_tokens"
-    "|#tokens|MemUsageChange|paged KV|kv cache blocks|tokens per block|TensorRT-LLM"
+    "|memory takes|maximum model length|weights took|#tokens|MemUsageChange|paged KV"
+    "|kv cache blocks|KV cache primary|tokens per block|TensorRT-LLM"
 )
 KEYWORDS = re.compile(_WORDS)
 KEYWORDS_BYTES = re.compile(_WORDS.encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvtool.engines.logs import Line, Reader, Rule, measured, number
+from kvtool.engines.logs import Handler, Line, Reader, Rule, measured, number
 
 ENGINE = "llamacpp"
 MIB = r"([0-9]+(?:\.[0-9]+)?) (MiB|MB)"
@@ -12,8 +12,8 @@ META = "meta:"
 INFO = "info:"
 
 
-def _rule(pattern: str, handle: object) -> Rule:
-    return Rule(ENGINE, re.compile(pattern), handle)  # type: ignore[arg-type]
+def _rule(pattern: str, handle: Handler) -> Rule:
+    return Rule(ENGINE, re.compile(pattern), handle)
 
 
 def _build(reader: Reader, match: re.Match[str], line: Line) -> bool:
@@ -77,20 +77,22 @@ def _recurrent(reader: Reader, match: re.Match[str], line: Line) -> bool:
 
 
 def _self(reader: Reader, match: re.Match[str], line: Line) -> bool:
-    """The cache of builds up to 2025 and of ik_llama.cpp: one line for all layers."""
+    """The cache of builds up to 2025 and of ik_llama.cpp: one line for all layers. Latent rows are
+    one figure (c^KV) or two (with K^R, the rotary part)."""
     start = reader.start(ENGINE, line)
     sides = _SIDE.findall(match[3] or "")
     labels = [label for label, *_ in sides]
-    if "c^KV" in labels and "K^R" not in labels:
+    if "c^KV" in labels:
         start.put("fork", "ik")
     about = {f"type_{_side(label)}": kind for label, kind, *_ in sides}
     about["labels"] = ",".join(labels)
     decimals = 2 if "." in match[1] else 0
     reader.figure(ENGINE, line, "kv_self", measured(match[1], match[2], decimals), **about)
-    for label, _, size, unit in sides:
-        if label != "K^R":
-            name = f"kv_self_{_side(label)}"
-            reader.figure(ENGINE, line, name, measured(size, unit, 2), **about)
+    for side in ("k", "v"):
+        sizes = [measured(size, unit, 2) for label, _, size, unit in sides if _side(label) == side]
+        if sizes:
+            total = (sum(value for value, _ in sizes), sum(half for _, half in sizes))
+            reader.figure(ENGINE, line, f"kv_self_{side}", total, **about)
     return True
 
 

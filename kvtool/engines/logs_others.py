@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from kvtool.engines.logs import Line, Reader, Rule, measured, number
+from kvtool.engines.logs import Handler, Line, Reader, Rule, measured, number
 
 SGLANG, TRTLLM = "sglang", "trtllm"
 SIZE = r"([0-9]+(?:\.[0-9]+)?) ?(GB|GiB|MB|MiB)"
 
 
-def _rule(engine: str, pattern: str, handle: object) -> Rule:
-    return Rule(engine, re.compile(pattern), handle)  # type: ignore[arg-type]
+def _rule(engine: str, pattern: str, handle: Handler) -> Rule:
+    return Rule(engine, re.compile(pattern), handle)
 
 
 def _arguments(reader: Reader, match: re.Match[str], line: Line) -> bool:
@@ -50,7 +50,7 @@ def _allocated(reader: Reader, match: re.Match[str], line: Line) -> bool:
     return reader.figure(TRTLLM, line, "pool", measured(match[1], match[2], 2), tokens=tokens)
 
 
-def _trt_setting(name: str) -> object:
+def _trt_setting(name: str) -> Handler:
     def handle(reader: Reader, match: re.Match[str], line: Line) -> bool:
         reader.start(TRTLLM, line).put(name, match[1])
         return True

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-from kvtool.engines.logs import Line, Reader, Rule, measured, number
+from kvtool.engines.logs import Handler, Line, Reader, Rule, measured, number
 
 ENGINE = "vllm"
 NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
 SIZE = NUMBER + r" ?(GiB|GB|MiB|MB)"
 
 
-def _rule(pattern: str, handle: object) -> Rule:
-    return Rule(ENGINE, re.compile(pattern), handle)  # type: ignore[arg-type]
+def _rule(pattern: str, handle: Handler) -> Rule:
+    return Rule(ENGINE, re.compile(pattern), handle)
 
 
 def _config(reader: Reader, match: re.Match[str], line: Line) -> bool:
@@ -45,7 +45,7 @@ def _version(reader: Reader, match: re.Match[str], line: Line) -> bool:
     return True
 
 
-def _setting(name: str) -> object:
+def _setting(name: str) -> Handler:
     def handle(reader: Reader, match: re.Match[str], line: Line) -> bool:
         reader.start(ENGINE, line).put(name, match[1].replace(",", ""))
         return True
@@ -53,14 +53,14 @@ def _setting(name: str) -> object:
     return handle
 
 
-def _size(name: str) -> object:
+def _size(name: str) -> Handler:
     def handle(reader: Reader, match: re.Match[str], line: Line) -> bool:
         return reader.figure(ENGINE, line, name, measured(match[1], match[2], 2))
 
     return handle
 
 
-def _count(name: str, half: float = 0.0) -> object:
+def _count(name: str, half: float = 0.0) -> Handler:
     def handle(reader: Reader, match: re.Match[str], line: Line) -> bool:
         return reader.figure(ENGINE, line, name, (number(match[1]), half))
 
@@ -85,10 +85,25 @@ def _needed(reader: Reader, match: re.Match[str], line: Line) -> bool:
 
 
 def _memory(reader: Reader, match: re.Match[str], line: Line) -> bool:
-    """Memory of the device and the wanted share of it."""
+    """Memory of the device and the wanted share of it, which V0 rounds."""
     start = reader.start(ENGINE, line)
     start.put("device_memory_gib", match[1])
-    start.settings.setdefault("gpu_memory_utilization", match[2])
+    name = "gpu_memory_utilization_rounded" if match[0].startswith("total") else _FRACTION
+    start.settings.setdefault(name, match[2])
+    return True
+
+
+_FRACTION = "gpu_memory_utilization"
+
+
+def _profile(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    """V0's account of its dummy run."""
+    start = reader.start(ENGINE, line)
+    start.put("device_memory_gib", match[1])
+    reader.figure(ENGINE, line, "peak_torch", measured(match[2], "GiB", 2))
+    reader.figure(ENGINE, line, "non_torch", measured(match[3], "GiB", 2))
+    reader.figure(ENGINE, line, "pool", measured(match[4], "GiB", 2))
+    start.settings.setdefault("gpu_memory_utilization_rounded", match[5])
     return True
 
 
@@ -101,9 +116,15 @@ def _usage(reader: Reader, match: re.Match[str], line: Line) -> bool:
     return True
 
 
+def _v0_weights(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    reader.start(ENGINE, line).put("v0", "true")
+    return _size("weights")(reader, match, line)
+
+
 def _blocks(reader: Reader, match: re.Match[str], line: Line) -> bool:
     reader.figure(ENGINE, line, "blocks", (number(match[1]), 0.0))
     if match[2]:
+        reader.start(ENGINE, line).put("v0", "true")
         reader.figure(ENGINE, line, "cpu_blocks", (number(match[2]), 0.0))
     return True
 
@@ -116,7 +137,8 @@ RULES = (
     _rule(r"non-default args: (\{.*)", _arguments),
     _rule(r"Using max model len ([0-9,]+)", _setting("max_model_len")),
     _rule(r"max_num_batched_tokens[= ]+([0-9,]+)", _setting("max_num_batched_tokens")),
-    _rule(r"(?:Model loading|Loading model weights) took " + SIZE, _size("weights")),
+    _rule(r"Model loading took " + SIZE, _size("weights")),
+    _rule(r"Loading model weights took " + SIZE, _v0_weights),
     _rule(r"Available KV cache memory: " + SIZE, _size("pool")),
     _rule(r"the rest of the memory reserved for KV Cache is " + SIZE, _size("pool")),
     _rule(r"model weights take " + SIZE, _size("weights")),
@@ -124,6 +146,12 @@ RULES = (
     _rule(r"activation peak memory takes " + SIZE, _size("activation")),
     _rule(
         r"total_gpu_memory \(" + NUMBER + r" ?GiB\) x gpu_memory_utilization \(([0-9.]+)\)", _memory
+    ),
+    _rule(
+        r"total_gpu_memory=" + NUMBER + r"GiB .{0,80}peak_torch_memory=" + NUMBER
+        + r"GiB .{0,80}non_torch_memory=" + NUMBER + r"GiB kv_cache_size=" + NUMBER
+        + r"GiB gpu_memory_utilization=([0-9.]+)",
+        _profile,
     ),
     _rule(
         r"Free memory on device[^(]{0,40}\([0-9.]+/" + NUMBER
