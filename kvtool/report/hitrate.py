@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtool.device import DeviceSpec
 from kvtool.report.record import Report, Row
+from kvtool.simulation.answers import devices_needed
 from kvtool.simulation.explain import explained
 from kvtool.simulation.study import Outcome
 from kvtool.units import format_bytes, format_gib
@@ -47,8 +48,7 @@ def _knees(outcome: Outcome, device: DeviceSpec) -> list[Row]:
         row["skew"] = getattr(source, "skew", None)
         row["device"] = device.name
         row["device_memory_bytes"] = device.memory_bytes
-        total = knee.budget_bytes * outcome.study.options.tp
-        row["devices"] = math.ceil(total / device.memory_bytes)
+        row["devices"] = devices_needed(knee.budget_bytes, outcome.study.options.tp, device)
         found.append(row)
     return found
 
@@ -76,11 +76,14 @@ def _note(text: str) -> RenderableType:
 
 
 def _heading(report: Report) -> Iterator[RenderableType]:
+    from rich.markup import escape
+
     asked = report.inputs
     if "about" in asked:
         yield f"{asked['preset']}: {asked['about']}"
     if "trace" in asked:
-        yield f"[bold]{asked['trace']}[/]: {asked['format']}, {asked['requests']:,} requests"
+        name, count = escape(asked["trace"]), asked["requests"]
+        yield f"[bold]{name}[/]: {asked['format']}, {count:,} request{'s' if count > 1 else ''}"
     else:
         skews = asked["zipf"] if isinstance(asked["zipf"], list) else [asked["zipf"]]
         cold = f" ({asked['cold']} of them uniform)" if asked["cold"] else ""
@@ -93,7 +96,7 @@ def _heading(report: Report) -> Iterator[RenderableType]:
         skipped = f", the first {100 * asked['warmup']:g} % not counted" if asked["warmup"] else ""
         yield runs + skipped
     tp = f", tp {asked['tp']}: bytes per device" if asked["tp"] > 1 else ""
-    yield f"{asked['model']}, {asked['kv_dtype']} cache{tp}"
+    yield f"{escape(asked['model'])}, {asked['kv_dtype']} cache{tp}"
     if "tail_first" in asked:
         names = ("tail_first", "full_blocks_only", "reserve_last_token", "cache_outputs", "pinned")
         switches = " ".join(f"{name}={str(asked[name]).lower()}" for name in names)
@@ -246,10 +249,12 @@ def _rate(row: Row | None, *, bold: bool) -> str:
 
 
 def _knee_lines(report: Report, skew: float | None) -> Iterator[RenderableType]:
+    from rich.markup import escape
+
     knees = [knee for knee in report.beside["knees"] if knee["skew"] == skew]
     if knees:
-        memory = format_gib(knees[0]["device_memory_bytes"])
-        yield f"\n90 % of the unlimited hit rate needs ({knees[0]['device']}: {memory} GiB)"
+        device, memory = escape(knees[0]["device"]), format_gib(knees[0]["device_memory_bytes"])
+        yield f"\n90 % of the unlimited hit rate needs ({device}: {memory} GiB)"
     for knee in knees:
         devices = f"{knee['devices']:,} device{'s' if knee['devices'] > 1 else ''}"
         unlimited = f"{100 * knee['unlimited_hit_rate']:.2f} %"

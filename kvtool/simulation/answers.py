@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvtool.device import DeviceSpec
 from kvtool.simulation.expected import expected, mean_document_bytes
 from kvtool.simulation.plan import Plan
 from kvtool.simulation.sweep import Group, mean_interval
@@ -61,6 +62,11 @@ class Knee:
     reuse: str
     unlimited_hit_rate: float
     budget_bytes: int
+
+
+def devices_needed(budget_bytes: int, tp: int, device: DeviceSpec) -> int:
+    """The fewest devices whose memory holds the cache of all `tp` ranks, weights apart."""
+    return -(-budget_bytes * tp // device.memory_bytes)
 
 
 def budget_entries(plan: Plan, source: int, budget_bytes: int) -> int | None:
