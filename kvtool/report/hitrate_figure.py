@@ -111,4 +111,5 @@ def _title(outcome: Outcome) -> str:
             f"Zipf {asked['zipf']} over {asked['docs']:,} documents of {asked['doc_tokens']} "
             f"tokens, {asked['docs_per_request']} a request"
         )
-    return f"{what}\n{asked['model']}, {asked['kv_dtype']} cache; dots: 90 % of unlimited"
+    title = f"{what}\n{asked['model']}, {asked['kv_dtype']} cache; dots: 90 % of unlimited"
+    return title.replace("$", r"\$")  # no formula, whatever the file is called

@@ -93,20 +93,15 @@ def settle(options: Options) -> Study:
     kv = kv_format(model.dtype if options.kv_dtype == "auto" else options.kv_dtype)
     parallel = Parallel(tp=options.tp)
     check_parallel(model, parallel)
-    trace = None
-    found: tuple[str, ...] = ()
+    trace, notes = None, ()
     sources: tuple[Any, ...]
     if options.trace is None:
         sources = _workloads(options, preset)
         if options.fit_zipf:
             raise UsageError("--fit-zipf needs a trace", "give one with --trace FILE")
     else:
-        _refuse_with_trace(options)
-        trace = load_trace(Path(options.trace).expanduser(), options.block_size)
-        sources = (_without_repeats(trace.requests, options.duplicates),)
-        if isinstance(sources[0], BlockRequests) and not is_tree(sources[0].ids, sources[0].starts):
-            ids = chain_keys(sources[0].ids, sources[0].starts)
-            sources, found = (replace(sources[0], ids=ids),), (CHAINED,)
+        trace, requests, notes = _trace(options, options.trace)
+        sources = (requests,)
     blocks = isinstance(sources[0], BlockRequests)
     rules = tuple(options.reuse or _default_rules(preset, blocks=blocks))
     plan = Plan(
@@ -126,7 +121,20 @@ def settle(options: Options) -> Study:
     _refuse_what_does_not_fit(plan)
     plan = replace(plan, budgets=_budgets(options, preset, plan))
     inputs = _inputs(options, plan, trace, preset, kv.k.name)
-    return Study(options, plan, preset, trace, inputs, found)
+    return Study(options, plan, preset, trace, inputs, notes)
+
+
+def _trace(
+    options: Options, file: str
+) -> tuple[Trace, DocumentRequests | BlockRequests, tuple[str, ...]]:
+    """A trace, its requests as they are simulated, and notes on the difference."""
+    _refuse_with_trace(options)
+    trace = load_trace(Path(file).expanduser(), options.block_size)
+    requests = _without_repeats(trace.requests, options.duplicates)
+    if isinstance(requests, BlockRequests) and not is_tree(requests.ids, requests.starts):
+        chained = chain_keys(requests.ids, requests.starts)
+        return trace, replace(requests, ids=chained), (CHAINED,)
+    return trace, requests, ()
 
 
 def _inputs(

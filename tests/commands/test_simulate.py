@@ -113,13 +113,13 @@ def test_tables_of_a_trace_fit_80_columns_and_name_the_engines_switches(trace):
 
 
 def test_brackets_in_a_name_are_text(tmp_path):
-    path = tmp_path / "[/red] log.jsonl"
+    path = tmp_path / "[bold] log.jsonl"
     path.write_text('{"docs": ["a"], "tokens": 5}\n' * 3)
 
     out = simulate("--trace", path.name, cwd=tmp_path)
 
     assert out.returncode == 0, out.stderr
-    assert out.stdout.startswith("[/red] log.jsonl: documents, 3 requests")
+    assert out.stdout.startswith("[bold] log.jsonl: documents, 3 requests")
 
 
 def test_json_has_the_keys_of_the_interface():
