@@ -46,7 +46,8 @@ def save_figure(outcome: Outcome, path: Path) -> None:
     axes.set_ylabel("hit rate, %")
     axes.set_ylim(0, None)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False)
     axes.set_title(_title(outcome), fontsize=10)
     try:
         figure.savefig(path, dpi=150)

@@ -50,6 +50,13 @@ def _sizes(plan: Plan, groups: list[Group]) -> Iterator[str]:
         for budget in plan.budgets:
             if size is not None and budget < size:
                 yield f"{format_bytes(budget)} is less than one {what} ({format_bytes(size)}): 0 %"
+    largest = max((group.largest_bytes for group in groups), default=0)
+    below = [budget for budget in plan.budgets if budget < largest]
+    if below and "lru" in plan.policies:
+        yield (
+            f"{_at(below)}: less than the largest document ({format_bytes(largest)}), which is "
+            "then not kept; these come from a run each, not from the curve"
+        )
 
 
 def _smallest_that_returns(groups: list[Group], source: int) -> int | None:

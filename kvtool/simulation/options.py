@@ -93,7 +93,8 @@ def settle(options: Options) -> Study:
     kv = kv_format(model.dtype if options.kv_dtype == "auto" else options.kv_dtype)
     parallel = Parallel(tp=options.tp)
     check_parallel(model, parallel)
-    trace, notes = None, ()
+    trace = None
+    notes: tuple[str, ...] = ()
     sources: tuple[Any, ...]
     if options.trace is None:
         sources = _workloads(options, preset)

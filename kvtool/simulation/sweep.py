@@ -134,13 +134,18 @@ def mean_interval(values: list[float]) -> tuple[float, float | None, float | Non
 
 
 def curve_budgets(groups: list[Group], points: int = 100) -> list[int]:
-    """Budgets over which LRU's hit rates change: each, or `points` of them in equal ratios."""
+    """Budgets over which LRU's hit rates change: each, or `points` of them in equal ratios.
+
+    They begin where the curves are exact, at the largest entry where entries differ.
+    """
     curves = [
         sample.curve for group in groups for sample in group.samples if sample.curve is not None
     ]
     if not curves:
         return []
+    largest = max(group.largest_bytes for group in groups)
     steps: Ints = np.unique(np.concatenate([curve.budgets for curve in curves]))
+    steps = np.unique(np.maximum(steps, largest))
     if len(steps) <= points:
         return [int(step) for step in steps]
     ratios = np.geomspace(float(steps[0]), float(steps[-1]), points)

@@ -256,6 +256,19 @@ def test_unequal_documents_of_a_pool_are_exact_above_the_largest():
     large = [row.hit_rate for row in outcome.rows if row.budget_bytes == 2 * GIB]
     assert all(a <= b for a, b in zip(small, large, strict=True))
     assert any("differ in length" in note for note in outcome.notes)
+    assert any("less than the largest document" in note for note in outcome.notes)
+
+
+def test_a_curve_of_unequal_documents_begins_at_the_largest():
+    options = replace(
+        QUICK, doc_tokens=Lengths(100, 3_000), policy=("lru", "fifo"), budget=None, curve=True
+    )
+
+    outcome = simulate(replace(options, requests=100, seeds=1))
+
+    largest = max(group.largest_bytes for group in outcome.groups)
+    assert outcome.plan.budgets[0] >= largest
+    assert len(outcome.rows) == 2 * 3 * len(outcome.plan.budgets)
 
 
 class Reversed(Executor):
