@@ -26,11 +26,11 @@ class Outcome:
     prompt_tokens: int = 0
 
 
-def plain_lru(rule, prompts, lengths, budget, *, whole_request):
+def plain_lru(rule, prompts, lengths, budget, *, whole_request, warmup=0):
     """The definition, in words of one syllable: keys, look-ups, touches and bytes one by one."""
     cache: OrderedDict[object, int] = OrderedDict()
     outcome = Outcome()
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         keys, seen, offset = [], set(), 0
         for place, doc in enumerate(prompt):
             key = {
@@ -57,6 +57,8 @@ def plain_lru(rule, prompts, lengths, budget, *, whole_request):
                 del cache[key]
             while sum(cache.values()) > budget:
                 cache.popitem(last=False)
+        if number < warmup:
+            continue
         for place, doc in enumerate(prompt):
             if rule == "prefix" and keys[place] is not None and not found[place]:
                 found[place:] = [False] * (len(prompt) - place)
@@ -103,6 +105,28 @@ def test_lru_equals_a_plain_simulation_for_every_rule_and_lookup(
     if isinstance(accesses.sizes, int) or budget >= accesses.largest:
         assert curve[:2] == (run.hit_rate, run.token_hit_rate)
         assert curve[2] == pytest.approx(run.request_hit_rate, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    prompts=prompts_of_seven,
+    rule=st.sampled_from(RULES),
+    whole=st.booleans(),
+    budget=st.integers(1, 150),
+    warmup=st.integers(0, 10),
+)
+def test_requests_of_the_warm_up_fill_the_cache_and_do_not_count(
+    prompts, rule, whole, budget, warmup
+):
+    warmup = min(warmup, len(prompts) - 1)
+    accesses = document_accesses(rule, documents(prompts, [PAGE] * 7), lambda t: t, PAGE)
+    expected = plain_lru(rule, prompts, [PAGE] * 7, budget, whole_request=whole, warmup=warmup)
+
+    curve = lru_curve(accesses, whole_request=whole, first=warmup)
+    run = replay_rates("lru", accesses, budget, whole_request=whole, first=warmup)
+
+    assert curve.lookups == expected.lookups
+    assert curve.at(budget)[0] == run.hit_rate == expected.hits / expected.lookups
 
 
 @settings(deadline=None, max_examples=150)
