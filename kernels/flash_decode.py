@@ -123,6 +123,24 @@ def decode_kernel(
         rows = max_queries * G
         first = tl.load(item + 5)
         count = tl.load(item + 1)
+        # Where a tile lies follows from which segments have begun: sums over the item's segments
+        # in registers, so that the loads of keys depend on no other load than the block table.
+        number = tl.arange(0, MAX_SEGMENTS)
+        record = segments_ptr + (first + number) * 8
+        there = number < count
+        later = there & (number > 0)
+        begins = tl.load(record + 4, mask=there, other=2147483647)
+        row_v = tl.load(record, mask=there, other=0)
+        row_p = tl.load(record - 8, mask=later, other=0)
+        end_v = row_v + tl.load(record + 1, mask=there, other=0)
+        end_p = row_p + tl.load(record - 7, mask=later, other=0)
+        tile_row = row_v - tl.load(record + 4, mask=there, other=0) * BLOCK_N
+        tile_row -= row_p - tl.load(record - 4, mask=later, other=0) * BLOCK_N
+        end_row = end_v - end_p
+        ahead = tl.load(record + 2, mask=there, other=0) - row_v
+        ahead -= tl.load(record - 6, mask=later, other=0) - row_p
+        inner = tl.load(record + 3, mask=there, other=0) - row_v
+        inner -= tl.load(record - 5, mask=later, other=0) - row_p
         if QUERY_TURN:
             # All segments' queries are turned first, so that one loop over tiles, pipelined
             # across documents, reads the query beside the keys.
@@ -144,24 +162,6 @@ def decode_kernel(
             q = tl.load(q_at + d[None, :], mask=inside, other=0.0)
             if FP8:
                 q = q.to(tl.float16)
-        # Where a tile lies follows from which segments have begun: sums over the item's segments
-        # in registers, so that the loads of keys depend on no other load than the block table.
-        number = tl.arange(0, MAX_SEGMENTS)
-        record = segments_ptr + (first + number) * 8
-        there = number < count
-        later = there & (number > 0)
-        begins = tl.load(record + 4, mask=there, other=2147483647)
-        row_v = tl.load(record, mask=there, other=0)
-        row_p = tl.load(record - 8, mask=later, other=0)
-        end_v = row_v + tl.load(record + 1, mask=there, other=0)
-        end_p = row_p + tl.load(record - 7, mask=later, other=0)
-        tile_row = row_v - tl.load(record + 4, mask=there, other=0) * BLOCK_N
-        tile_row -= row_p - tl.load(record - 4, mask=later, other=0) * BLOCK_N
-        end_row = end_v - end_p
-        ahead = tl.load(record + 2, mask=there, other=0) - row_v
-        ahead -= tl.load(record - 6, mask=later, other=0) - row_p
-        inner = tl.load(record + 3, mask=there, other=0) - row_v
-        inner -= tl.load(record - 5, mask=later, other=0) - row_p
         n = tl.arange(0, BLOCK_N)
         for i in tl.range(0, tl.load(item + 7), num_stages=STAGES):
             begun = begins <= i

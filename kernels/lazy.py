@@ -31,8 +31,8 @@ from kvtool.kernels.plan import Plan
 from kvtool.kernels.rematerialise import plan_copy, rematerialise
 from kvtool.kernels.worklist import is_decode
 
-ROTATE_K_BELOW = 128
-"""Mean document length in tokens below which a prefill turns key tiles instead of queries."""
+DEFAULT_VARIANT = "rotate-q"
+"""Faster than rotate-k at every document length measured: docs/kernels/lazy.md."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[Options]) -> Tensor:
@@ -60,7 +60,7 @@ def _plan(call: Call) -> Plan:
         raise UsageError(
             "'lazy' needs doc_lens and doc_offsets", "a plain sequence is one document at offset 0"
         )
-    variant = call.variant or _choose(call)
+    variant = call.variant or DEFAULT_VARIANT
     known = VARIANTS["lazy"]
     if variant not in known:
         raise UsageError(
@@ -81,13 +81,3 @@ def _plan(call: Call) -> Plan:
     if variant == "merge":
         return plan_merge(call)
     return make_plan(call, variant)
-
-
-def _choose(call: Call) -> str:
-    """rotate-q; rotate-k for a prefill over short documents, whose key tiles are few each."""
-    if call.rope is None or call.rope.keys == "unrotated" or is_decode(call):
-        return "rotate-q"
-    assert call.doc_lens is not None
-    count = max(1, int((call.doc_lens > 0).sum()))
-    short = int(call.doc_lens.sum()) < ROTATE_K_BELOW * count
-    return "rotate-k" if short else "rotate-q"

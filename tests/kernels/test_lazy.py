@@ -51,13 +51,19 @@ def rope_of(name: str, dim: int = 32, interleaved: bool = False) -> Rope:
 @pytest.mark.parametrize("variant", EVERYWHERE)
 @pytest.mark.parametrize("path", PATHS)
 @PHASES
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_each_variant_equals_the_reference_for_each_scaling(
-    batch, check, path, queries, variant, name
-):
+@pytest.mark.parametrize("name", ["yarn", "partial"])
+def test_each_variant_equals_the_reference(batch, check, path, queries, variant, name):
     inputs = batch(docs=DOCS, queries=queries, block=16, rope=rope_of(name))
 
     check("lazy", inputs, path=path, variant=variant)
+
+
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_each_scaling_equals_the_reference(batch, check, queries, name):
+    inputs = batch(docs=DOCS, queries=queries, heads=(2, 1), block=16, rope=rope_of(name))
+
+    check("lazy", inputs, path="triton")
 
 
 @pytest.mark.parametrize("queries", [1, 3], ids=["decode", "draft"])
@@ -78,7 +84,7 @@ def test_unsplit_is_refused_outside_triton_decode(batch, path, queries):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@PHASES
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
 @pytest.mark.parametrize("name", ["neox", "partial"])
 def test_interleaved_pairs_equal_the_reference(batch, check, path, queries, name):
     inputs = batch(docs=DOCS, queries=queries, rope=rope_of(name, interleaved=True))
@@ -87,7 +93,7 @@ def test_interleaved_pairs_equal_the_reference(batch, check, path, queries, name
 
 
 @pytest.mark.parametrize("path", PATHS)
-@PHASES
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
 @pytest.mark.parametrize("variant", ["rotate-q", "rematerialise", "merge"])
 def test_unrotated_keys_are_turned_in_the_kernel(batch, check, path, queries, variant):
     rope = replace(rope_of("yarn"), keys="unrotated")
@@ -107,8 +113,8 @@ def test_triton_equals_the_reference_for_every_head_dim(batch, check, dtype, dim
 
 
 @pytest.mark.parametrize("path", PATHS)
-@PHASES
-@pytest.mark.parametrize("variant", EVERYWHERE)
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
+@pytest.mark.parametrize("variant", ["rotate-q", "rotate-k"])
 def test_offsets_of_a_million_are_as_exact_as_zero(batch, check, path, queries, variant):
     docs = [[(100, 0), (50, 1_000_000), (70, 1_000_050)], [(64, 999_000), (80, 1_000_000)]]
     inputs = batch(docs=docs, queries=queries, block=16, rope=rope_of("neox"))
@@ -117,16 +123,16 @@ def test_offsets_of_a_million_are_as_exact_as_zero(batch, check, path, queries, 
 
 
 @pytest.mark.parametrize("path", PATHS)
-@PHASES
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
 def test_forty_documents_some_of_one_token(batch, check, path, queries):
     docs = [[1 + 7 * (i % 5) for i in range(39)] + [64]]
-    inputs = batch(docs=docs, queries=queries, block=16, rope=rope_of("neox"))
+    inputs = batch(docs=docs, queries=queries, heads=(2, 1), block=16, rope=rope_of("neox"))
 
     check("lazy", inputs, path=path)
 
 
 @pytest.mark.parametrize("path", PATHS)
-@PHASES
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
 @pytest.mark.parametrize("variant", EVERYWHERE)
 def test_window_sinks_and_alibi_follow_positions_not_rows(batch, check, path, queries, variant):
     inputs = batch(
@@ -143,8 +149,8 @@ def test_window_sinks_and_alibi_follow_positions_not_rows(batch, check, path, qu
 
 
 @pytest.mark.parametrize("path", PATHS)
-@PHASES
-@pytest.mark.parametrize("variant", EVERYWHERE)
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
+@pytest.mark.parametrize("variant", ["rotate-q", "rematerialise"])
 def test_without_rotation_documents_place_the_bias(batch, check, path, queries, variant):
     inputs = batch(docs=DOCS, queries=queries, alibi_slopes=torch.tensor([0.5, 0.2, 0.1, 0.0]))
 
@@ -170,7 +176,7 @@ def test_an_fp8_cache_is_scaled_before_it_is_turned(batch, check, path, queries,
 
 
 @pytest.mark.parametrize("path", PATHS)
-@PHASES
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
 def test_one_document_shared_by_two_requests_at_different_offsets(batch, check, path, queries):
     inputs = batch(
         docs=[[64, 48, 70], [48, 64, 70]], queries=queries, block=16, rope=rope_of("neox")
@@ -183,7 +189,7 @@ def test_one_document_shared_by_two_requests_at_different_offsets(batch, check, 
 
 
 @pytest.mark.parametrize("path", PATHS)
-@PHASES
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
 def test_the_order_of_documents_does_not_change_the_keys_seen(batch, path, queries):
     """With offsets kept, a request that lists its documents otherwise is the same request."""
     rope, lazy = rope_of("neox"), load("lazy")
@@ -203,7 +209,7 @@ def test_the_order_of_documents_does_not_change_the_keys_seen(batch, path, queri
 
 
 @pytest.mark.parametrize("path", PATHS)
-@PHASES
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
 def test_a_single_document_at_offset_zero_is_flash_over_rotated_tensors(batch, path, queries):
     from kvtool.kernels.rope import rotate
 
@@ -269,14 +275,11 @@ def test_rotate_k_is_refused_for_unrotated_keys(batch):
         load("lazy").plan(inputs.q, inputs.k, inputs.v, **inputs.options, variant="rotate-k")
 
 
-@pytest.mark.parametrize(
-    ("length", "queries", "variant"),
-    [(4096, 64, "rotate-q"), (32, 64, "rotate-k"), (32, 1, "rotate-q")],
-    ids=["long", "short", "short-decode"],
-)
-def test_the_variant_is_chosen_by_shape(batch, length, queries, variant):
-    inputs = batch(docs=[[length, 64]], queries=queries, heads=(4, 1), rope=rope_of("neox"))
+@pytest.mark.parametrize("queries", [1, 64], ids=["decode", "prefill"])
+def test_the_query_is_turned_unless_told_otherwise(batch, queries):
+    """Turning keys lost at every document length measured: docs/kernels/lazy.md."""
+    inputs = batch(docs=[[32, 64]], queries=queries, heads=(4, 1), rope=rope_of("neox"))
 
     plan = load("lazy").plan(inputs.q, inputs.k, inputs.v, **inputs.options)
 
-    assert plan.variant == variant
+    assert plan.variant == "rotate-q"
