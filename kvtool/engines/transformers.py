@@ -30,6 +30,7 @@ from kvtool.model.spec import (
     Recurrent,
     Shared,
     State,
+    Weight,
     shares,
     stages,
 )
@@ -240,13 +241,14 @@ def _recurrent(model: ModelSpec, layer: Layer, state: Recurrent, settings: Setti
         for count, units in state.parts
     )
     if state.kind == "conv":
-        kernel = next((w.shape[-1] for w in layer.weights if "conv" in w.name), None)
-        if kernel is None or kernel < 2:
+        channels = sum(w.shape[0] for w in layer.weights if _is_convolution(w))
+        if not channels:
             raise KvtoolError(
                 f"the convolution of {model.name} has no width here",
                 "use --engine logical for what the architecture keeps",
             )
-        size = DTYPES[model.dtype].row_bytes(1, elements // (kernel - 1) * kernel)
+        columns = sum(count for count, _ in state.parts) // channels
+        size = DTYPES[model.dtype].row_bytes(1, elements // columns * (columns + 1))
         return Kept("conv", 0, size, (("tail_column", size - logical),))
     old = _is_mamba2(layer) and not settings.release.float32_states
     plain = old or model.model_type in MODEL_TYPE_STATES
@@ -254,13 +256,13 @@ def _recurrent(model: ModelSpec, layer: Layer, state: Recurrent, settings: Setti
     return Kept("recurrent", 0, size, (("state_dtype", size - logical),))
 
 
+def _is_convolution(weight: Weight) -> bool:
+    return len(weight.shape) > 1 and ("conv1d" in weight.name or weight.name.endswith(".conv"))
+
+
 def _is_mamba2(layer: Layer) -> bool:
-    """Whether decay is a number per head: A_log is a vector, beside a step projection in one."""
-    names = [
-        weight.name for weight in layer.weights if "mamba" in weight.name or "mixer" in weight.name
-    ]
-    decay = next((w for w in layer.weights if w.name.endswith("A_log")), None)
-    return bool(names) and decay is not None and len(decay.shape) == 1
+    """Whether decay, skip and step bias are numbers per head, read as one tensor."""
+    return any(weight.name.endswith("A_log_D_dt_bias") for weight in layer.weights)
 
 
 def _groups(kept: Sequence[Kept]) -> tuple[Group, ...]:
