@@ -132,12 +132,12 @@ def _terms(case: Case, figure: Figure) -> list[Prediction] | str:
     if case.release.graphs_subtracted and not case.is_eager:
         names["graphs"] = "graphs"
     missing = []
-    for name, term in names.items():
+    for name, called in names.items():
         printed = _above(case, figure, name)
         if printed is None:
-            missing.append(term)
+            missing.append(called)
         else:
-            found.append(_printed(printed, term))
+            found.append(_printed(printed, called))
     pool = case.estimated_pool() if missing else None
     if missing and pool is None:
         return f"{', '.join(missing)}: neither printed above nor known for {case.model.name}"

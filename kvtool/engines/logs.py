@@ -100,12 +100,22 @@ Handler = Callable[["Reader", re.Match[str], "Line"], bool]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A line of an engine: its pattern, and what to do with it. Figures are found anywhere in the
-    line, whatever stands before."""
+    """A line of an engine: its pattern, found anywhere in the line, and what to do with it.
+
+    A line that holds none of the `anchors` cannot match; they make the search fast.
+    """
 
     engine: str
+    anchors: tuple[str, ...]
     pattern: re.Pattern[str]
     handle: Handler
+
+    @classmethod
+    def of(cls, engine: str, pattern: str, handle: Handler, *anchors: str) -> Rule:
+        """A rule whose anchor, where none is given, is the literal text the pattern begins with."""
+        head = re.match(r"[\w #,:=-]*(?![?*])", pattern)
+        literal = () if head is None else (head[0],)
+        return cls(engine, anchors or literal, re.compile(pattern), handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +167,17 @@ class Reader:
         self.start(engine, line).add(figure)
         return True
 
-    def feed(self, line: Line, rules: Iterable[Rule], keywords: re.Pattern[str]) -> None:
-        """Gives a line to the rules; several may use it."""
-        self.log.lines += 1
-        if not keywords.search(line.text):
-            return
-        hit = False
+    def feed(self, line: Line, rules: Iterable[Rule]) -> None:
+        """Gives a line to the rules whose anchor it holds; several may use it."""
+        hit = anchored = False
         for rule in rules:
+            if not any(anchor in line.text for anchor in rule.anchors):
+                continue
+            anchored = True
             for match in rule.pattern.finditer(line.text):
                 hit = rule.handle(self, match, line) or hit
-        if hit:
-            self.log.used += 1
-        else:
-            self.log.not_used += 1
+        self.log.used += hit
+        self.log.not_used += anchored and not hit
 
 
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -195,23 +203,26 @@ def clean(raw: bytes, number: int) -> Line:
     return Line(text, number, name.replace(" ", "_"), "" if key == "0" else key)
 
 
-def split_lines(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Lines of a stream of chunks, ended by \\n or \\r; one longer than the bound is cut, the rest
-    of it skipped, and marked so."""
+def whole_lines(chunks: Iterable[bytes], log: Log) -> Iterator[bytes]:
+    """A stream in blocks that end with a line; lines end with \\n or \\r. A line longer than the
+    bound is cut, the rest of it skipped, and counted in `log`."""
     rest, skipping = b"", False
     for chunk in chunks:
-        parts = re.split(rb"\r\n|\n|\r", rest + chunk)
-        rest = parts.pop()
-        for part in parts:
-            if not skipping:
-                yield part[:MAX_LINE_BYTES], len(part) > MAX_LINE_BYTES
+        block = rest + chunk
+        end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+        block, rest = block[:end], block[end:]
+        if skipping and block:
+            block = re.split(rb"[\r\n]", block, maxsplit=1)[1]
             skipping = False
+        if block:
+            yield block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if len(rest) > MAX_LINE_BYTES:
             if not skipping:
-                yield rest[:MAX_LINE_BYTES], True
+                log.cut += 1
+                yield rest[:MAX_LINE_BYTES] + b"\n"
             rest, skipping = b"", True
     if rest and not skipping:
-        yield rest, False
+        yield rest + b"\n"
 
 
 def read_log(chunks: Iterable[bytes]) -> Log:
@@ -221,29 +232,18 @@ def read_log(chunks: Iterable[bytes]) -> Log:
     from kvtool.engines.logs_vllm import RULES as VLLM
 
     reader = Reader()
-    rules = (*VLLM, *LLAMACPP, *OTHERS)
-    for number, (raw, cut) in enumerate(split_lines(chunks), start=1):
-        reader.log.cut += cut
-        if KEYWORDS_BYTES.search(raw) is None:
-            reader.log.lines += 1
+    log, rules = reader.log, (*VLLM, *LLAMACPP, *OTHERS)
+    anchors = sorted({anchor.encode() for rule in rules for anchor in rule.anchors})
+    some = re.compile(b"|".join(map(re.escape, anchors)))
+    for block in whole_lines(chunks, log):
+        if not any(anchor in block for anchor in anchors):
+            log.lines += block.count(b"\n")
             continue
-        reader.feed(clean(raw, number), rules, KEYWORDS)
-    return reader.log
-
-
-# What a line must hold to be looked at; the rules of all engines need one of these.
-_WORDS = (
-    "KV cache|KV Cache|kv cache|LLM engine|API server version|non-default args|max model len"
-    "|max_num_batched_tokens|Model loading took|model weights|GPU blocks|gpu_blocks|concurrency"
-    "|attention block size|padding layers|memory_utilization|gpu_memory|for peak activation"
-    "|mamba page|CUDAGraph|CUDA graph|Graph capturing|cudagraph|dcp_world_size|max seq len"
-    "|print_info|llm_load_print_meta|llama_|build: |system_info|load_tensors|kv_size"
-    "|KV self size|kv self size|RS buffer|server_args|ServerArgs|Load weight|max_total_num_tokens"
-    "|memory takes|maximum model length|weights took|#tokens|MemUsageChange|paged KV"
-    "|kv cache blocks|KV cache primary|tokens per block|TensorRT-LLM"
-)
-KEYWORDS = re.compile(_WORDS)
-KEYWORDS_BYTES = re.compile(_WORDS.encode())
+        for raw in block.split(b"\n")[:-1]:
+            log.lines += 1
+            if some.search(raw):
+                reader.feed(clean(raw[:MAX_LINE_BYTES], log.lines), rules)
+    return log
 
 
 def number(text: str) -> float:

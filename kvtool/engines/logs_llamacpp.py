@@ -12,8 +12,8 @@ META = "meta:"
 INFO = "info:"
 
 
-def _rule(pattern: str, handle: Handler) -> Rule:
-    return Rule(ENGINE, re.compile(pattern), handle)
+def _rule(pattern: str, handle: Handler, *anchors: str) -> Rule:
+    return Rule.of(ENGINE, pattern, handle, *anchors)
 
 
 def _build(reader: Reader, match: re.Match[str], line: Line) -> bool:
@@ -118,7 +118,7 @@ def _type(reader: Reader, match: re.Match[str], line: Line) -> bool:
 
 
 RULES = (
-    _rule(r"\bbuild(?: =|:) ([0-9]{3,6}) \(", _build),
+    _rule(r"\bbuild(?: =|:) ([0-9]{3,6}) \(", _build, "build: ", "build = "),
     _rule(r"llama_model_loader: loaded meta data with [0-9]+ key-value", _model),
     _rule(r"constructing llama_context", _context),
     _rule(
@@ -126,15 +126,23 @@ RULES = (
         r"|f32|f64|bool|arr\[\w+,[0-9]+\]) += (.*)",
         _meta,
     ),
-    _rule(r"(?:print_info|llm_load_print_meta): ([\w. /()\-]{1,40}?) *= (.*)", _info),
+    _rule(
+        r"(?:print_info|llm_load_print_meta): ([\w. /()\-]{1,40}?) *= (.*)",
+        _info,
+        "print_info: ",
+        "llm_load_print_meta: ",
+    ),
     _rule(
         r"(?:llama_context|llama_new_context_with_model|llama_init_from_model): +"
         r"(n_seq_max|n_ctx|n_ctx_seq|n_ctx_per_seq|n_batch|n_ubatch|flash_attn|kv_unified|n_rs_seq"
         r"|mla_attn) += ([\w.\-]+)",
         _setting,
+        "llama_context: ",
+        "llama_new_context_with_model: ",
+        "llama_init_from_model: ",
     ),
     _rule(r"kv_size = ([0-9]+),.{0,60}?type_k = '(\w+)', type_v = '(\w+)'", _type),
-    _rule(r"creating +(non-SWA|SWA) +KV cache, size = ([0-9]+) cells", _cells),
+    _rule(r"creating +(non-SWA|SWA) +KV cache, size = ([0-9]+) cells", _cells, "KV cache, size = "),
     _rule(
         r": size = +" + MIB + r" \( *([0-9]+) cells, +([0-9]+) layers, +([0-9]+)"
         r"(?:/ ?([0-9]+))? seqs\), K \((\w+)\): +" + MIB + r", V \((\w+)\): +" + MIB,
@@ -145,5 +153,5 @@ RULES = (
         r"(?: +([0-9]+) rs_seq)?\), R \(f32\): +" + MIB + r", S \(f32\): +" + MIB,
         _recurrent,
     ),
-    _rule(r"[kK][vV] self size += +" + MIB + r"(.*)", _self),
-)  # fmt: skip
+    _rule(r"[kK][vV] self size += +" + MIB + r"(.*)", _self, "KV self size", "kv self size"),
+)

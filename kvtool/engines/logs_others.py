@@ -10,10 +10,6 @@ SGLANG, TRTLLM = "sglang", "trtllm"
 SIZE = r"([0-9]+(?:\.[0-9]+)?) ?(GB|GiB|MB|MiB)"
 
 
-def _rule(engine: str, pattern: str, handle: Handler) -> Rule:
-    return Rule(engine, re.compile(pattern), handle)
-
-
 def _arguments(reader: Reader, match: re.Match[str], line: Line) -> bool:
     start = reader.start(SGLANG, line, fresh=True)
     found = _PAIR.findall(match[1])
@@ -63,19 +59,30 @@ def _trt_blocks(reader: Reader, match: re.Match[str], line: Line) -> bool:
 
 
 RULES = (
-    _rule(SGLANG, r"server_args=ServerArgs\((.*)", _arguments),
-    _rule(SGLANG, r"Load weight end\..{0,200}?mem usage=" + SIZE, _weights),
-    _rule(
+    Rule.of(SGLANG, r"server_args=ServerArgs\((.*)", _arguments),
+    Rule.of(SGLANG, r"Load weight end\..{0,200}?mem usage=" + SIZE, _weights),
+    Rule.of(
         SGLANG,
         r"KV Cache is allocated\.(?: dtype: (?:torch\.)?(\w+),)? #tokens: ([0-9,]+), (.*)",
         _pool,
     ),
-    _rule(
+    Rule.of(
         TRTLLM,
         r"Allocated " + SIZE + r" for max tokens in paged KV cache \(([0-9,]+)\)",
         _allocated,
+        "in paged KV cache",
     ),
-    _rule(TRTLLM, r"TensorRT-LLM version:? ([0-9][\w.+]{0,60})", _trt_setting("version")),
-    _rule(TRTLLM, r"[Nn]umber of tokens per block: ([0-9]+)", _trt_setting("tokens_per_block")),
-    _rule(TRTLLM, r"[Nn]umber of blocks in KV cache primary pool: ([0-9]+)", _trt_blocks),
+    Rule.of(TRTLLM, r"TensorRT-LLM version:? ([0-9][\w.+]{0,60})", _trt_setting("version")),
+    Rule.of(
+        TRTLLM,
+        r"[Nn]umber of tokens per block: ([0-9]+)",
+        _trt_setting("tokens_per_block"),
+        "umber of tokens per block",
+    ),
+    Rule.of(
+        TRTLLM,
+        r"[Nn]umber of blocks in KV cache primary pool: ([0-9]+)",
+        _trt_blocks,
+        "KV cache primary pool",
+    ),
 )

@@ -11,8 +11,8 @@ NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
 SIZE = NUMBER + r" ?(GiB|GB|MiB|MB)"
 
 
-def _rule(pattern: str, handle: Handler) -> Rule:
-    return Rule(ENGINE, re.compile(pattern), handle)
+def _rule(pattern: str, handle: Handler, *anchors: str) -> Rule:
+    return Rule.of(ENGINE, pattern, handle, *anchors)
 
 
 def _config(reader: Reader, match: re.Match[str], line: Line) -> bool:
@@ -148,32 +148,54 @@ RULES = (
         r"total_gpu_memory \(" + NUMBER + r" ?GiB\) x gpu_memory_utilization \(([0-9.]+)\)", _memory
     ),
     _rule(
-        r"total_gpu_memory=" + NUMBER + r"GiB .{0,80}peak_torch_memory=" + NUMBER
-        + r"GiB .{0,80}non_torch_memory=" + NUMBER + r"GiB kv_cache_size=" + NUMBER
+        r"total_gpu_memory="
+        + NUMBER
+        + r"GiB .{0,80}peak_torch_memory="
+        + NUMBER
+        + r"GiB .{0,80}non_torch_memory="
+        + NUMBER
+        + r"GiB kv_cache_size="
+        + NUMBER
         + r"GiB gpu_memory_utilization=([0-9.]+)",
         _profile,
     ),
     _rule(
-        r"Free memory on device[^(]{0,40}\([0-9.]+/" + NUMBER
+        r"Free memory on device[^(]{0,40}\([0-9.]+/"
+        + NUMBER
         + r" GiB\).{0,60}utilization is \(([0-9.]+)",
         _memory,
     ),
     _rule(
-        r"Actual usage is " + NUMBER + r" GiB for (?:weight|consumed)\w*, " + NUMBER
-        + r" GiB for peak activation, " + NUMBER + r" GiB for non-torch memory"
-        + r"(?:, and " + NUMBER + r" GiB for CUDAGraph)?",
+        r"Actual usage is "
+        + NUMBER
+        + r" GiB for (?:weight|consumed)\w*, "
+        + NUMBER
+        + r" GiB for peak activation, "
+        + NUMBER
+        + r" GiB for non-torch memory"
+        + r"(?:, and "
+        + NUMBER
+        + r" GiB for CUDAGraph)?",
         _usage,
     ),
     _rule(r"GPU KV cache size: ([0-9,]+) tokens", _count("tokens")),
     _rule(r"Maximum concurrency for ([0-9,]+) tokens per request: " + NUMBER + "x", _concurrency),
-    _rule(r"# (?:GPU|cuda|rocm|xpu|hpu) blocks: ([0-9,]+)(?:, # CPU blocks: ([0-9,]+))?", _blocks),
+    _rule(
+        r"# (?:GPU|cuda|rocm|xpu|hpu) blocks: ([0-9,]+)(?:, # CPU blocks: ([0-9,]+))?",
+        _blocks,
+        "# GPU blocks",
+        "# cuda blocks",
+        "# rocm blocks",
+        "# xpu blocks",
+        "# hpu blocks",
+    ),
     _rule(r"num_gpu_blocks(?:_override)?(?: is)?[:=] ?([0-9,]+)", _count("blocks")),
     _rule(r"Setting attention block size to ([0-9,]+) tokens", _count("attention_block")),
-    _rule(r"Add ([0-9]+) padding layers", _count("padding_layers")),
+    _rule(r"Add ([0-9]+) padding layers", _count("padding_layers"), " padding layers"),
     _rule(
         r"max seq len \(([0-9,]+)\)[^0-9]{1,20}" + SIZE + r" KV cache is needed.{0,80}?\(" + SIZE,
         _needed,
     ),
     _rule(r"estimated maximum model length is ([0-9,]+)", _count("estimated_max_model_len")),
     _rule(r"size by the dcp_world_size ([0-9]+)", _setting("decode_context_parallel_size")),
-)  # fmt: skip
+)

@@ -4,7 +4,8 @@
     python tests/oracles/ground_truth.py RECORDS_DIR --check  # exit code 1 when they differ
 
 RECORDS_DIR holds `engine_logs.jsonl` and `llamacpp_logs.jsonl`: figures that users posted in public
-issues, pull requests and pages, one record a line with its source. Every record becomes the lines
+issues, pull requests and pages, one record a line with its source; `vllm_h200_runs.jsonl`: runs of
+this project. Every record becomes the lines
 that the engine prints, with nothing but the record's own figures in them. The verdicts of
 `kvtool audit` on them stand in tests/golden/logs/*.json, which the tests compare, and in
 docs/engines/ground-truth.md.
@@ -16,11 +17,12 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvtool.api_audit import audit
+from kvtool.api_audit import VERDICTS, audit
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "logs"
@@ -59,6 +61,24 @@ DEVICES = {
     "H100-80GB": "h100", "H100 (79.18 GiB)": "h100", "2x RTX 3090": "rtx-3090",
     "2x RTX 5090": "rtx-5090", "A100 80GB": "a100-sxm-80gb", "4x H100": "h100",
 }  # fmt: skip
+# Why a prediction differs from a record, where the audit cannot know it.
+REASONS = {
+    "vllm-llmd-llama31-8b-len8192": "the report quotes two runs, one block apart: tokens of its"
+    " table, blocks of its sample lines",
+    "vllm-llmservingsim-llama31-8b-4090": "no pool is printed, and the terms of the estimate were"
+    " fitted on devices of 80 GB and more",
+    "vllm-34076-qwen3-coder-30b-pp2": "the issue reports it as a fault of vLLM 0.15: the check"
+    " before the start takes the bytes of all 48 layers for a stage",
+    "h200-gemma3-12b-8k": "the run's configuration has rotary tables for 163,840 positions, the"
+    " card's for 131,072: 148 MiB",
+    "vllm-cx-gemma4-e2b-l4": "1.9 % more than the text model's parameters; not explained",
+    "vllm-cx-qwen3-235b-2507-fp8-tp4-l40s": "experts are dealt out over 8 devices, which the"
+    " settings quoted do not say",
+    "vllm-29796-olmo3-7b-6144": "open: 2.41 GiB a request are less than 8 full layers and 24"
+    " windows of 4,096 tokens take; batched tokens are not stated",
+    "vllm-29796-olmo3-7b-34048": "open: 5.14 GiB a request, as the record above",
+    "vllm-cx-qwen25-05b-rocm": "a ROCm build that loads 0.07 GiB more; not explained",
+}
 # The share of memory that the source rounds.
 ROUNDED = ("vllm-cx-phi4-bnb",)
 
@@ -201,6 +221,20 @@ def trtllm_lines(record: Record) -> Iterator[str]:
         yield f"Allocated {size} GiB for max tokens in paged KV cache ({tokens})."
 
 
+def h200_lines(run: Record) -> Iterator[str]:
+    """A run of this project: its arguments, the device's memory, and the lines it logged."""
+    said = {"model": run["config"].removesuffix(".json").replace("__", "/"), **run["arguments"]}
+    said["max_num_batched_tokens"] = run["max_num_batched_tokens"]
+    if "gemma-3-12b" in said["model"]:
+        # The runs loaded the text part of the configuration.
+        said["language_model_only"] = True
+    text = ", ".join(f"{name}={value!r}" for name, value in said.items())
+    yield f"Initializing a V1 LLM engine (v{run['engine_version']}) with config: {text}"
+    total, share = run["gpu_total_bytes"] / (1 << 30), said["gpu_memory_utilization"]
+    yield f"total_gpu_memory ({total:.2f}GiB) x gpu_memory_utilization ({share:.2f})"
+    yield from run["log"]
+
+
 ENGINES = {"vllm": vllm_lines, "sglang": sglang_lines, "tensorrt-llm": trtllm_lines}
 
 
@@ -242,6 +276,11 @@ def excerpts(folder: Path) -> Iterator[Record]:
     for record in _read(folder / "engine_logs.jsonl"):
         lines = ENGINES[record["engine"].split(" ")[0]](record)
         yield _excerpt(record, list(lines), MODELS.get(record["id"]), _device(record))
+    for run in _read(folder / "vllm_h200_runs.jsonl"):
+        if run["num_hidden_layers_cut_to"] is None:
+            run["source"] = "this project: vLLM 0.22.1 on one H200, random weights"
+            run["id"] = f"h200-{run['id']}"
+            yield _excerpt(run, list(h200_lines(run)), None, "h200")
     for record in _read(folder / "llamacpp_logs.jsonl"):
         if "n_cells" in record:
             yield _excerpt(record, list(llamacpp_lines(record)), None, None)
@@ -260,6 +299,8 @@ def _excerpt(record: Record, lines: list[str], model: str | None, gpu: str | Non
         [row["figure"], row["printed"], row["predicted"], row["verdict"], row["why"]]
         for row in report.results
     ]
+    if any(finding[3] == "differ" for finding in found["findings"]):
+        found["reason"] = REASONS[record["id"]]
     return found
 
 
@@ -325,9 +366,11 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
+    records, parts = [*excerpts(given.folder)], [*llamacpp_parts(given.folder)]
     made = {
-        GOLDEN / "ground_truth.json": _json([*excerpts(given.folder)]),
-        GOLDEN / "llamacpp_parts.json": _json([*llamacpp_parts(given.folder)]),
+        GOLDEN / "ground_truth.json": _json(records),
+        GOLDEN / "llamacpp_parts.json": _json(parts),
+        TABLE: page(records, parts),
     }
     stale = [path for path, text in made.items() if not _holds(path, text)]
     if given.check:
@@ -337,6 +380,59 @@ def main() -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     return 0
+
+
+HEAD = """# What real engines printed, and what kvtool makes of it
+
+Figures that users posted in public issues, pull requests and pages, put into the lines that the
+engine prints and given to `kvtool audit`. `tests/oracles/ground_truth.py` generates this page;
+the tests hold the same records with their sources (`tests/golden/logs`).
+
+- **agree**: equal to the printed rounding (an estimate: its value is).
+- **within-range**: an estimate whose range covers the figure, or ranks that a quote mixes (1.5 %).
+- **differ**: neither; the reason is given.
+- **unknown**: the record lacks what a prediction needs, or kvtool has no rule.
+
+"""
+
+
+def page(records: list[Record], parts: list[Record]) -> str:
+    """The table of all records, and a line for every figure that is not simply right."""
+    counts = Counter(finding[3] for record in records for finding in record["findings"])
+    shown = ", ".join(f"{counts[name]} {name}" for name in VERDICTS)
+    total = sum(counts.values())
+    lines = [HEAD, f"{len(records)} records, {total} figures: {shown}. Beside these, all printed"]
+    lines += [f"parts of {len(parts)} split llama.cpp caches are right to 0.01 MiB.\n"]
+    lines += ["| Record | Model | Right | Else |", "| --- | --- | --- | --- |"]
+    lines += [_table_row(record) for record in records]
+    lines += ["", "## Not simply right", ""]
+    lines += [line for record in records for line in _remarks(record)]
+    return "\n".join(lines) + "\n"
+
+
+def _table_row(record: Record) -> str:
+    right = [figure for figure, *_, verdict, _ in record["findings"] if verdict == "agree"]
+    rest = [f"{figure} {verdict}" for figure, *_, verdict, _ in record["findings"]
+            if verdict != "agree"]  # fmt: skip
+    model = record["model"] or _named(record["lines"]) or ""
+    return f"| {record['id']} | {model} | {', '.join(right)} | {', '.join(rest)} |"
+
+
+def _named(lines: list[str]) -> str | None:
+    found = re.search(r"model(?:_path)?='([^']*)'|arch = (\S+)", lines[0])
+    return (found[1] or found[2]) if found else None
+
+
+def _remarks(record: Record) -> Iterator[str]:
+    """Each figure that does not agree, with the reason; equal reasons together."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for figure, printed, predicted, verdict, why in record["findings"]:
+        if verdict != "agree":
+            off = f" ({predicted / printed - 1:+.2%})" if predicted is not None else ""
+            said.setdefault((verdict, why), []).append(f"{figure}{off}")
+    for (verdict, why), figures in said.items():
+        reason = f" **{record['reason']}**" if verdict == "differ" else ""
+        yield f"- {record['id']}: {', '.join(figures)}: {verdict}: {why}{reason}"
 
 
 def _holds(path: Path, text: str) -> bool:
