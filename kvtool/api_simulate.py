@@ -23,20 +23,76 @@ Names = str | Sequence[str]
 
 
 def simulate(
-    *, executor: Executor | None = None, gpu: str = "h100-sxm", explain: bool = False, **asked: Any
+    *,
+    model: str = "llama-3.1-8b",
+    kv_dtype: str = "auto",
+    tp: int = 1,
+    zipf: float | str | Sequence[float] | None = None,
+    docs: int | str | None = None,
+    docs_per_request: int | str | None = None,
+    doc_tokens: Lengths | int | str | None = None,
+    cold: int | str | None = None,
+    order: str | None = None,
+    duplicates: str | None = None,
+    lookup: str | None = None,
+    requests: int | str | None = None,
+    warmup: float | None = None,
+    seed: int = 0,
+    seeds: int | str | None = None,
+    budget: Numbers | None = None,
+    num_blocks: Numbers | None = None,
+    curve: bool = False,
+    reuse: Names | None = None,
+    policy: Names | None = None,
+    trace: str | None = None,
+    block_size: int | None = None,
+    engine_opt: Mapping[str, Any] | Iterable[str] = (),
+    target_hit: float | None = None,
+    fit_zipf: bool = False,
+    preset: str | None = None,
+    gpu: str = "h100-sxm",
+    explain: bool = False,
+    executor: Executor | None = None,
 ) -> Report:
     """Hit rates per reuse rule, policy and budget; the names are those of `kvtool simulate`.
 
-    `executor`: anything with the interface of `concurrent.futures`; without one, all runs here.
-    Numbers may be given as on the command line ("8GiB,16GiB", "100k"). Raises UsageError for what
-    cannot be, KvtoolError for a trace that cannot be read.
+    Numbers may be given as on the command line ("8GiB,16GiB", "100k"); None is the default or the
+    preset's. `executor`: anything with the interface of `concurrent.futures`; without one, all
+    runs here. Raises UsageError for what cannot be, KvtoolError for a trace that cannot be read.
 
     >>> simulate(zipf=1.2, budget="8GiB", reuse="lazy").results[0]["budget_entries"]
     64
     """
     device = load_device(gpu)
-    outcome = run_study(options_of(**asked), executor)
-    return report_of(outcome, device, explain=explain)
+    options = options_of(
+        model=model,
+        kv_dtype=kv_dtype,
+        tp=tp,
+        zipf=zipf,
+        docs=docs,
+        docs_per_request=docs_per_request,
+        doc_tokens=doc_tokens,
+        cold=cold,
+        order=order,
+        duplicates=duplicates,
+        lookup=lookup,
+        requests=requests,
+        warmup=warmup,
+        seed=seed,
+        seeds=seeds,
+        budget=budget,
+        num_blocks=num_blocks,
+        curve=curve,
+        reuse=reuse,
+        policy=policy,
+        trace=trace,
+        block_size=block_size,
+        engine_opt=engine_opt,
+        target_hit=target_hit,
+        fit_zipf=fit_zipf,
+        preset=preset,
+    )
+    return report_of(run_study(options, executor), device, explain=explain)
 
 
 def options_of(
