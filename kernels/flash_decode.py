@@ -342,6 +342,7 @@ def decode(call: Call, plan: Plan, o: Tensor) -> None:
             PDL=pdl,
             launch_pdl=pdl,
             num_warps=4,
+            enable_fp_fusion=True,
         )
 
 

@@ -63,6 +63,11 @@ def _triton_tables(call: Call, plan: Plan) -> object:
     from kvtool.kernels.worklist import decode_tables, is_decode, prefill_tables
 
     _check_device(call)
+    if call.k.dtype == torch.float8_e4m3fn and _is_older_than(call, (8, 9)):
+        raise DeviceError(
+            "float8_e4m3fn needs compute capability 8.9 or later in Triton",
+            "store the cache as float8_e5m2, or pass path='torch'",
+        )
     if call.head_dim > MAX_HEAD_DIM:
         raise ShapeError(
             f"head_dim {call.head_dim} is beyond the {MAX_HEAD_DIM} of the Triton kernels",
@@ -87,6 +92,10 @@ def _check_device(call: Call) -> None:
             f"path 'triton' cannot run on {call.q.device}",
             "use a CUDA device, or path='torch', which runs anywhere",
         )
+
+
+def _is_older_than(call: Call, capability: tuple[int, int]) -> bool:
+    return call.q.is_cuda and torch.cuda.get_device_capability(call.q.device) < capability
 
 
 def _multiprocessors(call: Call) -> int:
