@@ -8,6 +8,7 @@ from typing import Any
 
 from kvtool import kvcache
 from kvtool.dtype import KVFormat, load_dtype
+from kvtool.engines.advice import Question, advise
 from kvtool.engines.base import Budget, Deployment, Engine, Estimate, Reserve
 from kvtool.errors import KvtoolError, ModelError, UsageError
 from kvtool.model import weights
@@ -210,9 +211,9 @@ def _reserved(case: Case, reserve: Reserve) -> dict[str, Any]:
         "cache_bytes": reserve.cache_bytes,
         "cluster_bytes": reserve.cluster_bytes,
         **_estimate("loaded_bytes", reserve.loaded_bytes),
-        "block_size": reserve.block_size,
+        "block_size": reserve.block_size or None,
         **_estimate("pool_bytes", pool.pool_bytes if pool else None),
-        **_estimate("num_blocks", pool.num_blocks if pool else None),
+        **_estimate("num_blocks", pool.num_blocks if pool and reserve.block_size else None),
         **_estimate("pool_tokens", pool.pool_tokens if pool else None),
         "max_concurrency": pool and pool.max_concurrency,
         "max_concurrency_low": pool and pool.max_concurrency_low,
@@ -220,8 +221,8 @@ def _reserved(case: Case, reserve: Reserve) -> dict[str, Any]:
         "max_context_tokens": _engine_context(case) if pool else None,
         "max_batch_size": pool and pool.max_batch_size,
         "fits": pool and pool.fits,
-        "blocks_per_request": reserve.blocks_per_request,
-        "bytes_per_block": reserve.bytes_per_block,
+        "blocks_per_request": reserve.blocks_per_request or None,
+        "bytes_per_block": reserve.bytes_per_block or None,
         "groups": [
             {
                 "kind": g.kind,
@@ -238,10 +239,31 @@ def _reserved(case: Case, reserve: Reserve) -> dict[str, Any]:
             for t in (pool.terms if pool else ())
         ],
         "settings": dict(reserve.settings),
+        "advice": _advice(case, reserve),
     }
     if reserve.weight_bytes is not None:
         found["weight_bytes"] = reserve.weight_bytes
     return found
+
+
+def _advice(case: Case, reserve: Reserve) -> list[dict[str, Any]]:
+    engine = case.engine
+    assert engine is not None
+    question = Question(
+        engine, case.model, case.context_tokens, case.batch_size, case.deployment, case.budget,
+        reserve,
+    )  # fmt: skip
+    return [
+        {
+            "name": a.name,
+            "text": a.text,
+            "option": a.option,
+            "figure": a.figure,
+            "before": a.before,
+            "after": a.after,
+        }
+        for a in advise(question)
+    ]
 
 
 def _estimate(name: str, value: Estimate | None) -> dict[str, int | None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvtool.report.record import Report, Row
+from kvtool.report.size_engines import advice_lines, compares_engines, engines_view
 from kvtool.units import format_bytes, format_count, format_gib
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 def view(report: Report) -> list[RenderableType]:
     """What a person reads: the figures, the formulas if asked for, then the notes."""
     rows = report.results
-    pieces: list[RenderableType] = [_sheet(rows[0])] if len(rows) == 1 else [*_comparison(report)]
+    pieces: list[RenderableType]
+    if len(rows) == 1:
+        pieces = [_sheet(rows[0])]
+    else:
+        pieces = [*(engines_view if compares_engines(rows) else _comparison)(report)]
     for row in rows:
         if "explain" in row:
             pieces.append(_formulas(row, named=len(rows) > 1))
@@ -129,6 +134,8 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
         yield "with a single KV head", format_bytes(mqa)
     if row["fits"] is not None:
         yield from _fit(row)
+    for text in advice_lines(row):
+        yield "advice", text
 
 
 def _fit(row: Row) -> Iterator[tuple[str, str]]:
@@ -138,7 +145,8 @@ def _fit(row: Row) -> Iterator[tuple[str, str]]:
         text += ", activations not counted"
     yield "memory for the cache", text
     if row["num_blocks"] is not None:
-        yield "blocks", f"{_ranged(row, 'num_blocks', _plain)} of {row['block_size']:,} tokens"
+        unit = "1 token" if row["block_size"] == 1 else f"{row['block_size']:,} tokens"
+        yield "blocks", f"{_ranged(row, 'num_blocks', _plain)} of {unit}"
     if row["pool_tokens"] is not None:
         yield "tokens in the pool", _ranged(row, "pool_tokens", _plain)
     if row["max_concurrency"] is not None:
@@ -202,8 +210,9 @@ def _split(rows: list[Row]) -> tuple[list[str], list[Column]]:
         elif (text := said(values.pop())) and text != "logical":
             constant.append(text)
     reserved = any(row["engine"] != "logical" for row in rows)
-    columns.append(("B/token", lambda r: f"{r['bytes_per_token']:,}"))
-    columns.append(("sequence GiB", lambda r: format_gib(r["sequence_bytes"])))
+    if "engine" not in {header for header, _ in columns}:
+        columns.append(("B/token", lambda r: f"{r['bytes_per_token']:,}"))
+        columns.append(("sequence GiB", lambda r: format_gib(r["sequence_bytes"])))
     if reserved:
         columns.append(("request GiB", lambda r: format_gib(r["request_bytes"])))
         columns.append(
