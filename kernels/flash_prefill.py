@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvtool.kernels.checks import Call
-from kvtool.kernels.launch import Config, Tables, common_arguments, padded_dim
+from kvtool.kernels.launch import Config, Tables, common_arguments, padded_dim, shared_bytes
 from kvtool.kernels.plan import Plan
 from kvtool.kernels.tiles import attend, finish, row_offsets, turn_rows
 
@@ -31,6 +31,8 @@ CONFIGS = {
 """BLOCK_M, BLOCK_N, stages, warps by padded head_dim, for 16-bit queries. Measured on an H200."""
 PAGED_CONFIGS = CONFIGS | {64: (128, 64, 5, 4), 128: (128, 64, 5, 8)}
 """For block tables, whose lookup takes stages of its own."""
+LITTLE_SHARED_CONFIG = (64, 32, 2, 8)
+"""For head_dim 256 where a program has less than 200 KiB of shared memory (sm_80 to sm_89)."""
 MAX_TURN_ROWS = 64
 """Query rows turned at once."""
 FLOAT32_CONFIG = (64, 32, 1, 4)
@@ -41,8 +43,10 @@ def config(call: Call) -> Config:
     """Tile sizes and resources of a call."""
     if call.q.dtype == torch.float32:
         return Config(*FLOAT32_CONFIG)
-    table = CONFIGS if call.block_table is None else PAGED_CONFIGS
-    return Config(*table[padded_dim(call.head_dim)])
+    dim = padded_dim(call.head_dim)
+    if dim == 256 and shared_bytes(call) < 200 << 10:
+        return Config(*LITTLE_SHARED_CONFIG)
+    return Config(*(CONFIGS if call.block_table is None else PAGED_CONFIGS)[dim])
 
 
 @triton.jit

@@ -70,6 +70,13 @@ def padded_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
+def shared_bytes(call: Call) -> int:
+    """Shared memory that one program can have; what Hopper has where there is no GPU."""
+    if not call.q.is_cuda:
+        return 227 << 10
+    return int(torch.cuda.get_device_properties(call.q.device).shared_memory_per_block_optin)
+
+
 def rotation_rows(rope: Rope, positions: Tensor, head_dim: int) -> Tensor:
     """[*positions.shape, 2, D] float32: cosines, then signed sines; angles are float64."""
     return torch.stack(rows(rope, positions, head_dim), dim=-2).float()

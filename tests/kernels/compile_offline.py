@@ -20,7 +20,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kvtool.kernels import flash_decode, launch, load, paths
+from kvtool.kernels import flash_decode, flash_prefill, launch, load, paths
 from kvtool.kernels.rope import from_parameters
 
 CAPABILITY = int(sys.argv[1])
@@ -69,19 +69,21 @@ def usage(kernel: Any) -> dict[str, int]:
     return {"registers": int(registers[1]), "spilled": int(spills[1])}
 
 
-def attend(queries: int, block: int, doc: int, kv_dtype: torch.dtype = torch.bfloat16) -> None:
-    """One call of the shape of llama-3-8b over 4096 tokens."""
+def attend(
+    queries: int, block: int, doc: int, kv_dtype: torch.dtype = torch.bfloat16, dim: int = 128
+) -> None:
+    """One call over 4096 tokens with the heads of llama-3-8b."""
     tokens, options = 4096, {"path": "triton"}
-    q = torch.empty(2, queries, 32, 128, dtype=torch.bfloat16)
+    q = torch.empty(2, queries, 32, dim, dtype=torch.bfloat16)
     if block:
-        k = torch.empty(2 * tokens // block, block, 8, 128, dtype=kv_dtype)
+        k = torch.empty(2 * tokens // block, block, 8, dim, dtype=kv_dtype)
         options["block_table"] = torch.arange(len(k), dtype=torch.int32).view(2, -1)
     else:
-        k = torch.empty(2, tokens, 8, 128, dtype=kv_dtype)
+        k = torch.empty(2, tokens, 8, dim, dtype=kv_dtype)
     if doc:
         offsets = torch.arange(0, tokens, doc, dtype=torch.int32).repeat(2, 1)
         options |= {"doc_lens": torch.full_like(offsets, doc), "doc_offsets": offsets}
-        options["rope"] = from_parameters(128, {"rope_theta": 500000.0})
+        options["rope"] = from_parameters(dim, {"rope_theta": 500000.0})
     lens = torch.full((2,), tokens, dtype=torch.int32)
     load("lazy" if doc else "flash").attention(q, k, k.clone(), kv_lens=lens, **options)
 
@@ -92,9 +94,11 @@ def main() -> None:
     paths._check_device = lambda call: None
     paths._multiprocessors = lambda call: 132
     flash_decode._overlaps = lambda call: CAPABILITY >= 90
+    flash_prefill.shared_bytes = lambda call: (227 if CAPABILITY >= 90 else 163) << 10
     launch._converts_pairs = lambda call: CAPABILITY >= 89
     launch._tma_applies = lambda call, dim: CAPABILITY >= 90 and call.block_table is None
     attend(1024, 0, 0)
+    attend(1024, 0, 0, dim=256)
     attend(1024, 16, 512)
     attend(1, 16, 0)
     attend(1, 16, 512)
