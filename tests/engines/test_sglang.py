@@ -14,7 +14,11 @@ from kvtool import engines, fit
 from kvtool.catalog import load_model
 from kvtool.device import load_device
 from kvtool.engines.base import Budget, Deployment, Reserve
+from kvtool.engines.sglang_cells import cells
 from kvtool.engines.sglang_memory import capture_sizes
+from kvtool.engines.sglang_options import settle
+from kvtool.engines.sglang_pools import Pools, demand, of_tokens
+from kvtool.engines.sglang_releases import RELEASES
 from kvtool.errors import KvtoolError, UsageError
 from kvtool.model.spec import Parallel
 
@@ -32,6 +36,14 @@ def reserve(
 def group_bytes(found: Reserve, *kinds: str) -> int:
     """Bytes of a page of the layers of these kinds."""
     return sum(g.layers * g.page_bytes for g in found.groups if g.kind in kinds)
+
+
+def pools_of(name: str, tokens: int, tp: int = 1, **options: str) -> Pools:
+    """The pools of a server that logs so many tokens."""
+    model = load_model(name)
+    deployment = Deployment(parallel=Parallel(tp=tp), options=options)
+    settings = settle(model, deployment, RELEASES[-1], None)
+    return of_tokens(tokens, demand(cells(model, model.layers, settings), settings, 8192), settings)
 
 
 # What servers printed: model, ranks, options, tokens, the pools' GiB as printed, pages beside them.
@@ -75,9 +87,15 @@ def test_mimo_windows_have_their_own_heads_and_widths() -> None:
     )
     cell = group_bytes(found, "sliding") // 64
 
-    assert int(375_360 * 0.8) // 64 * 64 == 300_288
+    assert pools_of("mimo-v2-flash", 375_360, 4, page_size="64").window_tokens == 300_288
     assert cell * (300_288 + 64) / GIB == pytest.approx(8.38 + 5.59, abs=0.01)
     assert cell * 1_496_959 / GIB == pytest.approx(41.76 + 27.84, abs=0.01)
+
+
+def test_window_pool_has_eight_tenths_of_the_tokens() -> None:
+    """Public logs of Gemma 4: full 213,761 and window 171,008 tokens; 1,710 and 1,368 (12B)."""
+    assert pools_of("gemma-4-26b-a4b", 213_761).window_tokens == 171_008
+    assert pools_of("gemma-4-26b-a4b", 1_710).window_tokens == 1_368
 
 
 def test_recurrent_states_are_float32_and_five_per_request() -> None:
