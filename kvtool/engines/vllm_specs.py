@@ -162,7 +162,7 @@ def _layer_specs(
         elif not isinstance(state, Recurrent | Shared):
             raise _uncovered(model, state.kind)
     if recurrent:
-        yield _state_spec(model, layer, recurrent, rules), recurrent
+        yield _state_spec(model, recurrent, rules), recurrent
 
 
 def _uncovered(model: ModelSpec, what: str) -> KvtoolError:
@@ -223,19 +223,12 @@ def _latent_spec(model: ModelSpec, state: Latent, rules: Rules, *, sparse: bool)
     return Spec("latent", (state.width,), row, rules.block_size)
 
 
-def _state_spec(
-    model: ModelSpec, layer: Layer, states: tuple[Recurrent, ...], rules: Rules
-) -> Spec:
+def _state_spec(model: ModelSpec, states: tuple[Recurrent, ...], rules: Rules) -> Spec:
     """Convolution tail and recurrent matrices of a layer are one page.
 
     With speculative tokens the tail is longer by one column each in the classes that say so.
     """
-    tail = 0
-    if rules.speculative_tokens and model.model_type in rules.release.speculative_conv_types:
-        kernel = next((w.shape[-1] for w in layer.weights if "conv" in w.name), None)
-        if kernel is None:
-            raise _uncovered(model, "speculative recurrent")
-        tail = kernel - 1
+    longer = rules.speculative_tokens and model.model_type in rules.release.speculative_conv_types
     sizes = []
     for state in states:
         dtype = rules.conv_dtype if state.kind == "conv" else rules.ssm_dtype
@@ -243,8 +236,10 @@ def _state_spec(
             count // units * shares(units, rules.parallel.tp) if units else count
             for count, units in state.parts
         )
-        if tail and state.kind == "conv":
-            elements = elements // tail * (tail + rules.speculative_tokens)
+        if longer and state.kind == "conv":
+            if not state.tail:
+                raise _uncovered(model, "speculative recurrent")
+            elements = elements // state.tail * (state.tail + rules.speculative_tokens)
         sizes.append(DTYPES[dtype or state.dtype].row_bytes(1, elements))
     block = rules.context_tokens if rules.mode == "none" else rules.block_size
     return Spec("recurrent", tuple(sizes), sum(sizes), block)

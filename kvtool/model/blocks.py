@@ -292,7 +292,7 @@ def mamba2_state(inner: int, heads: int, groups: int, state: int, kernel: int, c
     """Convolution tail over values, B and C, and a state [head_dim, state] per head."""
     tail = kernel - 1
     return (
-        Recurrent("conv", ((inner * tail, heads), (2 * groups * state * tail, groups)), conv),
+        Recurrent("conv", ((inner * tail, heads), (2 * groups * state * tail, groups)), conv, tail),
         Recurrent("recurrent", ((inner * state, heads),), ssm),
     )
 
@@ -309,6 +309,7 @@ def delta_state(key_heads: int, value_heads: int, key_dim: int, value_dim: int, 
                 (value_heads * value_dim * tail, value_heads),
             ),
             conv,
+            tail,
         ),
         Recurrent("recurrent", ((value_heads * value_dim * key_dim, value_heads),), ssm),
     )
@@ -316,7 +317,8 @@ def delta_state(key_heads: int, value_heads: int, key_dim: int, value_dim: int, 
 
 def kda_state(heads: int, dim: int, kernel: int, conv: str, ssm: str) -> tuple[Recurrent, ...]:
     """Convolution tails of q, k and v, and a matrix [dim, dim] per head."""
+    tail = kernel - 1
     return (
-        Recurrent("conv", ((3 * heads * dim * (kernel - 1), heads),), conv),
+        Recurrent("conv", ((3 * heads * dim * tail, heads),), conv, tail),
         Recurrent("recurrent", ((heads * dim * dim, heads),), ssm),
     )

@@ -144,11 +144,13 @@ class Recurrent:
 
     `parts` are (elements, units): TP deals `elements` out in `units` equal shares (heads, groups,
     channels); a share is copied where ranks outnumber units. `units` 0 means on every rank.
+    `tail` is the number of tokens whose columns a convolution keeps, 0 where engines need not know.
     """
 
     kind: Kind
     parts: tuple[tuple[int, int], ...]
     dtype: str
+    tail: int = 0
 
     def tokens(self, context: int, encoder: int, dcp: int = 1) -> int:
         return 0
