@@ -147,7 +147,7 @@ def _row(number: int, start: Start, finding: Finding, overrides: Overrides) -> R
 def _model_name(start: Start, overrides: Overrides) -> str | None:
     if overrides.model is not None:
         return overrides.model.name
-    names = ("model", "model_path", "info:general.name", "meta:general.name")
+    names = ("model", "model_path", "info:general.name", "meta:general.name", "info:arch")
     named = (start.settings[name] for name in names if name in start.settings)
     return next((text.removeprefix("str ").strip() for text in named), None)
 

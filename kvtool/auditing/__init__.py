@@ -8,6 +8,7 @@ printed rounding; estimates must lie in their range.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvtool.auditing.findings import Finding, Overrides
 from kvtool.engines.logs import Log, Start
@@ -31,4 +32,20 @@ def audit_log(log: Log, overrides: Overrides) -> list[list[Finding]]:
         "sglang": others.audit_sglang,
         "trtllm": others.audit_trtllm,
     }
-    return [auditors[start.engine](start, overrides) for start in log.starts]
+    known: dict[object, list[Finding]] = {}
+    found = []
+    for start in log.starts:
+        key = _content(start)
+        if key not in known:
+            known[key] = auditors[start.engine](start, overrides)
+        pairs = zip(start.figures, known[key], strict=True)
+        found.append([replace(finding, figure=figure) for figure, finding in pairs])
+    return found
+
+
+def _content(start: Start) -> object:
+    """What findings follow from: restarts of a server print the same again."""
+    figures = tuple(
+        (f.name, f.value, f.half, f.rank, tuple(f.about.items())) for f in start.figures
+    )
+    return start.engine, tuple(start.settings.items()), figures

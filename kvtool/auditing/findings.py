@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from kvtool.catalog import find_card
@@ -61,8 +62,18 @@ def unknown(figure: Figure, why: str) -> Finding:
     return Finding(figure, None, "unknown", why)
 
 
-def faults(findings: list[Finding]) -> tuple[int, int]:
-    """What orders rival explanations of a log: figures that differ, then those that agree."""
+def best(rivals: Iterable[list[Finding]]) -> list[Finding]:
+    """Of rival explanations of a log the first under which all figures agree, else the one under
+    which fewest differ and most agree."""
+    found: list[list[Finding]] = []
+    for rival in rivals:
+        found.append(rival)
+        if all(finding.verdict == "agree" for finding in rival):
+            return rival
+    return min(found, key=_faults)
+
+
+def _faults(findings: list[Finding]) -> tuple[int, int]:
     verdicts = [finding.verdict for finding in findings]
     return verdicts.count("differ"), -verdicts.count("agree")
 
@@ -93,10 +104,16 @@ def model_of(start: Start, overrides: Overrides, names: tuple[str, ...]) -> Mode
     for name in names:
         text = start.settings.get(name, "")
         for spelled in (text, text.rstrip("/").rsplit("/", 1)[-1]):
-            card = find_card(spelled) if spelled else None
-            if card is not None:
-                return card.spec()
+            found = _card_model(spelled)
+            if found is not None:
+                return found
     return None
+
+
+@lru_cache(maxsize=128)
+def _card_model(name: str) -> ModelSpec | None:
+    card = find_card(name) if name else None
+    return None if card is None else card.spec()
 
 
 def unknown_model(start: Start, names: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from kvtool.auditing.findings import (
     Finding,
     Overrides,
     Prediction,
-    faults,
+    best,
     judge,
     unknown,
     whole,
@@ -41,8 +41,8 @@ def audit(start: Start, overrides: Overrides) -> list[Finding]:
     model = overrides.model or printed_model(start)
     if isinstance(model, str):
         return [unknown(figure, model) for figure in start.figures]
-    found = [_audit(start, model, version, overrides) for version in _versions(start, overrides)]
-    return min(found, key=faults)
+    versions = _versions(start, overrides)
+    return best(_audit(start, model, version, overrides) for version in versions)
 
 
 def _versions(start: Start, overrides: Overrides) -> list[str]:

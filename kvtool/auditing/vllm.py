@@ -11,7 +11,7 @@ from kvtool.auditing.findings import (
     Finding,
     Overrides,
     Prediction,
-    faults,
+    best,
     judge,
     model_of,
     unknown,
@@ -37,15 +37,14 @@ CANNOT = "the settings cannot be used"
 def audit(start: Start, overrides: Overrides) -> list[Finding]:
     """A finding for every figure of `start`.
 
-    A log without a version is held against the rules of every release; those that explain most of
-    its figures are taken, the newest of equals.
+    A log without a version is held against the rules of every release, the newest first; those
+    that explain most of its figures are taken.
     """
     model = model_of(start, overrides, NAMES)
     if model is None:
         return [_bookkeeping(figure, start) for figure in start.figures]
     candidates, note = _versions(start, overrides)
-    found = [_audit(start, model, version, overrides, note) for version in candidates]
-    return min(found, key=faults)
+    return best(_audit(start, model, version, overrides, note) for version in candidates)
 
 
 def _versions(start: Start, overrides: Overrides) -> tuple[list[str], str]:
@@ -181,16 +180,20 @@ def _finding(case: Case, figure: Figure) -> Finding:
     if isinstance(found, str):
         return unknown(figure, found)
     judged = judge(figure, found, mixed=case.is_parallel and figure.name in OF_ALL_RANKS)
-    if judged.verdict == "differ" and found.is_estimate and figure.name != "weights":
-        return _doubt(case, judged)
-    return judged
+    return _doubt(case, judged) if judged.verdict == "differ" else judged
 
 
 def _doubt(case: Case, finding: Finding) -> Finding:
-    """An estimate outside of its range is no fault where the log leaves out what decides it."""
-    said = case.start.settings
-    options = case.deployment.options
-    left_out = [name for name in DECIDING if name not in said and name not in options]
+    """A difference is no fault where the log leaves out the setting that decides the figure."""
+    assert finding.prediction is not None
+    name = finding.figure.name
+    deciding: tuple[str, ...] = ()
+    if finding.prediction.is_estimate and name != "weights":
+        deciding = DECIDING
+    elif name == "cpu_blocks":
+        deciding = ("swap_space",)
+    said = {**case.start.settings, **case.deployment.options}
+    left_out = [setting for setting in deciding if setting not in said]
     if not left_out:
         return finding
     return unknown(finding.figure, f"the log does not say {' and '.join(left_out)}")

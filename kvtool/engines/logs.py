@@ -63,17 +63,11 @@ class Start:
             self.settings[name] = value[:MAX_TEXT]
 
     def add(self, figure: Figure) -> None:
-        """Keeps a figure unless the same rank printed the same before."""
-        if any(_same(figure, other) for other in self.figures):
-            return
-        if len(self.figures) < MAX_FIGURES:
-            self.figures.append(figure)
-        else:
+        """Keeps a figure unless the same rank printed the same before, up to the bound."""
+        if len(self.figures) >= MAX_FIGURES:
             self.dropped += 1
-
-    @property
-    def ranks(self) -> list[str]:
-        return sorted({figure.rank for figure in self.figures if figure.rank})
+        elif not any(_same(figure, other) for other in self.figures):
+            self.figures.append(figure)
 
 
 def _same(one: Figure, other: Figure) -> bool:

@@ -181,7 +181,7 @@ RULES = (
     _rule(r"GPU KV cache size: ([0-9,]+) tokens", _count("tokens")),
     _rule(r"Maximum concurrency for ([0-9,]+) tokens per request: " + NUMBER + "x", _concurrency),
     _rule(
-        r"# (?:GPU|cuda|rocm|xpu|hpu) blocks: ([0-9,]+)(?:, # CPU blocks: ([0-9,]+))?",
+        r"# (?:GPU|cuda|rocm|xpu|hpu) blocks: ([0-9,]*[0-9])(?:, # CPU blocks: ([0-9,]+))?",
         _blocks,
         "# GPU blocks",
         "# cuda blocks",
