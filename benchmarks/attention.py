@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,41 +34,33 @@ shape = dict(heads=32, kv_heads=8, head_dim=128, ctx=64, samples=1)
 bench(kernel="flash", phase="decode", dtype="bfloat16", peers="flashinfer", **shape)
 """
 
-Section = list[dict[str, Any]]
-
-
-def shapes(pairs: Sequence[tuple[int, int]], **options: Any) -> Section:
-    """One call of `kvtool.bench` per (batch, context)."""
-    return [{"batch": batch, "ctx": context, **options} for batch, context in pairs]
-
-
-def prefill(heads: dict[str, int]) -> Section:
-    kernels = {"kernel": ("flash", "lazy"), "peers": ("sdpa-cudnn", "sdpa-flash")}
-    return shapes(PREFILL, phase="prefill", mask=("causal", "full"), **kernels, **heads)
-
-
-def decode(pairs: Sequence[tuple[int, int]], **options: Any) -> Section:
-    return shapes(pairs, phase="decode", **LLAMA, **({"peers": "none"} | options))
-
-
 OURS = ("flash", "lazy")
-FLEX = ("sdpa-efficient", "flex")
-SECTIONS: dict[str, Section] = {
-    "prefill": prefill(LLAMA) + prefill(NARROW),
+PREFILL_PEERS = {"kernel": OURS, "peers": ("sdpa-cudnn", "sdpa-flash"), "mask": ("causal", "full")}
+DECODE_ALONE = {"phase": "decode", "kernel": OURS, "peers": "none", **LLAMA}
+FLEX = {"kernel": "flash", "peers": ("sdpa-efficient", "flex"), **LLAMA}
+SECTIONS: dict[str, list[dict[str, Any]]] = {
+    "prefill": [
+        {"phase": "prefill", "shapes": PREFILL, **PREFILL_PEERS, **LLAMA},
+        {"phase": "prefill", "shapes": PREFILL, **PREFILL_PEERS, **NARROW},
+    ],
+    "decode": [
+        {
+            "phase": "decode",
+            "shapes": DECODE,
+            "kernel": ("cached", *OURS),
+            "peers": ("sdpa-cudnn", "flashinfer"),
+            "doc_tokens": 1024,
+            **LLAMA,
+        }
+    ],
+    "documents": [{"shapes": DECODE, "doc_tokens": 512, **DECODE_ALONE}],
+    "fp8": [{"shapes": ((64, 8192),), "kv_dtype": ("auto", "fp8"), **DECODE_ALONE}],
+    "variants": [{"shapes": ((1, 32768), (32, 4096)), "variant": LAZY, **DECODE_ALONE}],
     "default": [{"model": "llama-3-8b"}],
-    "decode": decode(
-        DECODE,
-        kernel=("cached", *OURS),
-        peers=("sdpa-cudnn", "flashinfer"),
-        doc_tokens=1024,
-    ),
-    "documents": decode(DECODE, kernel=OURS, doc_tokens=512),
-    "fp8": decode(((64, 8192),), kernel=OURS, kv_dtype=("auto", "fp8")),
-    "variants": decode(((1, 32768), (32, 4096)), kernel=OURS, variant=LAZY),
     "generate": [{"generate": 512, "model": "llama-3-8b"}],
     "flex": [
-        {"phase": phase, "batch": batch, "ctx": 4096, "kernel": "flash", "peers": FLEX, **LLAMA}
-        for phase, batch in (("prefill", 4), ("decode", 32))
+        {"phase": "prefill", "shapes": ((4, 4096),), **FLEX},
+        {"phase": "decode", "shapes": ((32, 4096),), **FLEX},
     ],
 }
 
@@ -137,12 +128,8 @@ def _take(section: str, report: Report, whole: Report, done: int) -> None:
 
 
 def _command(call: dict[str, Any]) -> str:
-    """The command line that repeats one call."""
-    parts = []
-    for name, value in call.items():
-        text = ",".join(value) if isinstance(value, tuple) else str(value)
-        parts.append(f"--{name.replace('_', '-')} {text}")
-    return f"kvtool bench {' '.join(parts)}"
+    """The call that repeats a section."""
+    return f"kvtool.bench({', '.join(f'{name}={value!r}' for name, value in call.items())})"
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def bench(
     head_dim: int | None = None,
     ctx: Numbers | None = None,
     batch: Numbers | None = None,
+    shapes: Sequence[tuple[int, int]] | None = None,
     doc_tokens: Numbers | None = None,
     block_size: Numbers = 16,
     dtype: Names | None = None,
@@ -59,7 +60,8 @@ def bench(
 ) -> Report:
     """Kernels and peers, gated against float64 and then timed; one row per contender and case.
 
-    Lists may be given as on the command line ("flash,lazy", "4k..32k*2"). `starting` is called
+    Lists may be given as on the command line ("flash,lazy", "4k..32k*2"); `shapes` are pairs of
+    batch and context, instead of all combinations. `starting` is called
     with each case and `finished` with the report so far and the case's result, so that a
     caller can show progress and keep what is done. `ceilings` are measured unless they are known
     from an earlier call of the same process. Rows that fail their gate have no speed.
@@ -82,6 +84,7 @@ def bench(
             head_dim=head_dim,
             ctx=_tokens(ctx),
             batch=_counts(batch, "sequences"),
+            shapes=shapes,
             doc_tokens=_tokens(doc_tokens),
             block_size=_counts(block_size, "tokens per block") or (),
             dtype=None if dtype is None else _names(dtype),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvtool.benchmark import gate
 from kvtool.benchmark.cases import Case
@@ -47,6 +47,30 @@ class Field:
     lost: list[str] = field(default_factory=list)
 
 
+class OddChecks:
+    """Faults on short, odd and ragged lengths, found once for what does not depend on the case's
+    batch and context."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._known: dict[tuple[Any, ...], tuple[str, ...]] = {}
+
+    def faults(self, case: Case, contender: Contender) -> tuple[str, ...]:
+        key = (
+            contender.name,
+            case.phase,
+            case.heads,
+            case.dtype,
+            case.kv_dtype,
+            case.block_size,
+            case.mask,
+        )
+        if key not in self._known:
+            found = [_odd_faults(case, contender, i, self.device) for i in range(len(ODD_LENGTHS))]
+            self._known[key] = tuple(fault for faults in found for fault in faults)
+        return self._known[key]
+
+
 class Inputs:
     """Input sets of one case, made when they are first asked for."""
 
@@ -84,10 +108,9 @@ def _draw(
     )
 
 
-def gated(
-    case: Case, contenders: Sequence[Contender], inputs: Inputs, device: torch.device
-) -> Field:
+def gated(case: Case, contenders: Sequence[Contender], inputs: Inputs, odd: OddChecks) -> Field:
     """Every contender that can run the case, judged on the inputs that will be timed."""
+    device = inputs.device
     found = Field()
     judgements: dict[LayoutName, Judgement] = {}
     for contender in _able(case, contenders, device, found.left_out):
@@ -97,7 +120,7 @@ def gated(
             judgements[judged_as] = judgement(inputs.tokens(0), name)
         try:
             found.candidates.append(
-                _gate_one(case, contender, inputs.layout(0, name), judgements[judged_as], device)
+                _gate_one(case, contender, inputs.layout(0, name), judgements[judged_as], odd)
             )
         except KvtoolError as error:
             found.left_out.append(f"{contender.name}, {case.label}: {error}")
@@ -139,22 +162,21 @@ def _too_large(scratch_bytes: int, device: torch.device) -> str | None:
 
 
 def _gate_one(
-    case: Case, contender: Contender, layout: Layout, judged: Judgement, device: torch.device
+    case: Case, contender: Contender, layout: Layout, judged: Judgement, odd: OddChecks
 ) -> Candidate:
     """The inputs that will be timed first, then short, odd and ragged ones."""
     start = time.perf_counter()
     prepared = contender.prepare(layout)
     prepared.call()
-    synchronize(device)
+    synchronize(odd.device)
     prepare_s = time.perf_counter() - start
     verdict = _verdict(case, contender, prepared, judged, case.query_tokens, gate.REPEATS)
     start = time.perf_counter()
     prepared.call()
-    synchronize(device)
+    synchronize(odd.device)
     call_s = time.perf_counter() - start
     if verdict.passed:
-        odd = [_odd_faults(case, contender, index, device) for index in range(len(ODD_LENGTHS))]
-        verdict = replace(verdict, faults=tuple(fault for faults in odd for fault in faults))
+        verdict = replace(verdict, faults=odd.faults(case, contender))
     return Candidate(contender, verdict, prepared, prepare_s, call_s)
 
 

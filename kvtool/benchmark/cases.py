@@ -189,6 +189,7 @@ def sweep(
     phases: Sequence[Phase],
     batches: Sequence[int] | None,
     contexts: Sequence[int] | None,
+    shapes: Sequence[tuple[int, int]] | None,
     heads: Heads,
     dtypes: Sequence[str],
     kv_dtypes: Sequence[str],
@@ -200,15 +201,16 @@ def sweep(
 ) -> list[Case]:
     """One case per combination, in the order in which the lists were typed.
 
-    Without `batches` and `contexts` the shapes are those of `defaults`; with one of them, the
-    other is 1 sequence, or the contexts of the defaults. `auto` as cache dtype is the dtype
+    `shapes` are pairs of batch and context; else every batch is combined with every context.
+    Without any of them the shapes are those of `defaults`; with only batches or contexts, the
+    other is the contexts of the defaults, or 1 sequence. `auto` as cache dtype is the dtype
     of the run. Documents default to 1024 tokens, less where a context holds fewer than two.
     """
     cases: list[Case] = []
     for phase in phases:
-        shapes = _shapes(phase, batches, contexts, defaults)
+        pairs = shapes or _shapes(phase, batches, contexts, defaults)
         for (batch, context), dtype, kv_dtype, block, doc, mask in itertools.product(
-            shapes,
+            pairs,
             dtypes,
             kv_dtypes,
             block_sizes,

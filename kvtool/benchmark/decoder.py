@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +40,6 @@ class Shape:
         return self.heads.num_q_heads * self.heads.head_dim
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Seconds on the wall, and seconds that the device worked: GPU time, or process time."""
-
-    wall_s: float
-    device_s: float
-
-
 class Attention:
     """One kernel with its cache, called by every layer of the decoder.
 
@@ -68,7 +61,7 @@ class Attention:
 
         from kvtool.kernels import load
 
-        self.kernel, self.module = kernel, load(kernel)
+        self.kernel, self.module, self.shape = kernel, load(kernel), shape
         self.frame_tokens, self.max_tokens, self.device = frame_tokens, max_tokens, device
         heads = shape.heads
         rows = 0 if kernel == "naive" else max_tokens
@@ -115,6 +108,29 @@ class Attention:
             o: Tensor = self.module.attention(q, k, v, plan=self._plan, **self._options)
         return o.to(q.dtype)
 
+    def call_at(self, prefix: int) -> Callable[[], Tensor]:
+        """One step's attention of one layer at a prefix of so many tokens, on random inputs."""
+        import torch
+
+        new = prefix if self.kernel == "naive" else 1
+        self.begin(prefix - new, new)
+        heads, dim, dtype = self.shape.heads, self.shape.heads.head_dim, self.k.dtype
+        q = torch.randn(1, new, heads.num_q_heads, dim, dtype=dtype, device=self.device)
+        if self.kernel == "naive":
+            k, v = torch.randn(
+                2, 1, prefix, heads.num_kv_heads, dim, dtype=dtype, device=self.device
+            )
+        else:
+            k, v = self.k[0].normal_(), self.v[0].normal_()
+        options = self._options
+        plan = self.module.plan(q, k, v, **options)
+
+        def call() -> Tensor:
+            o: Tensor = self.module.attention(q, k, v, plan=plan, **options)
+            return o
+
+        return call
+
     def _keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Appends k and v to the layer's cache, and returns the whole cache."""
         import torch
@@ -131,16 +147,12 @@ class Attention:
 
 
 class Clock:
-    """Adds up the time spent inside `with`; on a GPU by events, read when asked for.
-
-    On a CPU the time of the process is kept beside that of the wall: it does not pass while
-    something else has the processor.
-    """
+    """Adds up the time spent inside `with`; on a GPU between events, read when asked for."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._pairs: list[tuple[Any, Any]] = []
-        self._spent = Spent(0.0, 0.0)
+        self._seconds = 0.0
         self._start: Any = None
 
     def __enter__(self) -> None:
@@ -148,7 +160,7 @@ class Clock:
             self._start = event()
             self._start.record()
         else:
-            self._start = Spent(time.perf_counter(), time.process_time())
+            self._start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
         if self.device.type == "cuda":
@@ -156,23 +168,16 @@ class Clock:
             stop.record()
             self._pairs.append((self._start, stop))
         else:
-            self._add(
-                time.perf_counter() - self._start.wall_s,
-                time.process_time() - self._start.device_s,
-            )
+            self._seconds += time.perf_counter() - self._start
 
-    def _add(self, wall_s: float, device_s: float) -> None:
-        self._spent = Spent(self._spent.wall_s + wall_s, self._spent.device_s + device_s)
-
-    def read(self) -> Spent:
-        """What has passed since the last reading."""
+    def read(self) -> float:
+        """Seconds since the last reading."""
         for start, stop in self._pairs:
             stop.synchronize()
-            seconds = start.elapsed_time(stop) / 1e3
-            self._add(seconds, seconds)
-        spent, self._spent = self._spent, Spent(0.0, 0.0)
+            self._seconds += start.elapsed_time(stop) / 1e3
+        seconds, self._seconds = self._seconds, 0.0
         self._pairs.clear()
-        return spent
+        return seconds
 
 
 class Decoder:

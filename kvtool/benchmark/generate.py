@@ -2,22 +2,22 @@
 
 Without a cache step t works off t tokens again: n (n + 1) / 2 query rows and O(n^3) scores for n
 tokens. With one, n rows and O(n^2) scores. The counts are exact; the exponent is measured: the
-time of a step's attention is fitted by c + a t^s, c being what a call costs anyhow, and the
-sum over n steps then grows as n^(s + 1).
+attention of a step is timed alone at several prefixes t, in graphs on a GPU, and fitted by
+c + a t^s, c being what a call costs anyhow. The sum over n steps then grows as n^(s + 1).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvtool.benchmark.decoder import VOCABULARY, Attention, Decoder, Shape
 from kvtool.benchmark.gate import RELATIVE_BOUND
-from kvtool.benchmark.timing import quantile
+from kvtool.benchmark.memory import synchronize
+from kvtool.benchmark.timing import measure
 from kvtool.errors import UsageError
 from kvtool.roofline import AttentionTask, flops, recompute_flops
 
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 GATE_TOKENS = 24
 MIN_TOKENS = 8
-BINS = 12
-STEADY = 0.2
+SHORTEST_PREFIX = 8
+HALVINGS = 6
+FIT_BUDGET_S = 0.1
+FIT_SAMPLES = 50
 MIN_FIT_TOKENS = 64
 MOSTLY_FIXED = 0.8
-"""Above this share of fixed cost in the last steps an exponent would be noise."""
+"""Above this share of fixed cost in the last step an exponent would be noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,11 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Seconds of each step: in all, inside attention, and what the device worked there."""
+    """Seconds of each step, in all and inside attention; and of attention alone by prefix."""
 
     wall_s: tuple[float, ...]
     attention_s: tuple[float, ...]
-    attention_device_s: tuple[float, ...]
+    by_prefix: tuple[tuple[int, float], ...]
 
 
 def generate(
@@ -104,7 +106,7 @@ def generate(
         candidate = attention(kernel)
         error = _relative(_logits(decoder, candidate, forced), exact)
         passed = error <= allowed
-        steps = _decode(decoder, attention(kernel), tokens, device) if passed else None
+        steps = _decode(decoder, attention, kernel, tokens) if passed else None
         yield _row(kernel, candidate.path, shape, tokens, dtype, error, passed, steps)
 
 
@@ -126,68 +128,71 @@ def _relative(out: Tensor, exact: Tensor) -> float:
     return float(difference / torch.linalg.vector_norm(exact.double()))
 
 
-def _decode(decoder: Decoder, attention: Attention, tokens: int, device: torch.device) -> Steps:
-    """Greedy decoding from token 0; `tokens` steps, each over what the kernel needs again."""
+def _decode(decoder: Decoder, make: Callable[[str], Attention], kernel: str, tokens: int) -> Steps:
+    """Greedy decoding from token 0, each step over what the kernel needs again."""
     import torch
 
-    ids = torch.zeros((1, tokens + 1), dtype=torch.long, device=device)
+    attention = make(kernel)
+    ids = torch.zeros((1, tokens + 1), dtype=torch.long, device=decoder.device)
     wall, inside = [], []
     for position in range(tokens):
-        first = 0 if attention.kernel == "naive" else position
+        first = 0 if kernel == "naive" else position
         start = time.perf_counter()
         logits = decoder.step(ids[:, first : position + 1], first, attention)
         ids[:, position + 1] = logits[:, -1].argmax(dim=-1)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(decoder.device)
         wall.append(time.perf_counter() - start)
         inside.append(attention.clock.read())
-    return Steps(tuple(wall), tuple(s.wall_s for s in inside), tuple(s.device_s for s in inside))
+    return Steps(tuple(wall), tuple(inside), by_prefix(lambda: make(kernel), tokens))
 
 
-@dataclass(frozen=True, slots=True)
-class _Bin:
-    """Neighbouring steps as one point: the middle prefix, steady seconds, how many steps."""
+def prefixes(tokens: int) -> list[int]:
+    """Prefix lengths to time: `tokens`, its halves, and a short one for the fixed cost.
 
-    prefix: float
-    seconds: float
-    steps: int
-
-
-def fit(seconds: Sequence[float]) -> Growth | None:
-    """Growth of step times, seconds[t - 1] at prefix t; None when nothing grows, or too few.
-
-    Geometric bins are represented by their faster steps (`STEADY` quantile), since other work on
-    the machine only ever adds time. For each power on a grid the two other parameters follow by
-    least squares on relative errors, a bin counting as often as it has steps, both held
-    non-negative.
+    >>> prefixes(512)
+    [8, 16, 32, 64, 128, 256, 512]
     """
-    if len(seconds) < MIN_FIT_TOKENS:
+    halves = {tokens >> i for i in range(HALVINGS)} | {SHORTEST_PREFIX}
+    return sorted(t for t in halves if SHORTEST_PREFIX <= t <= tokens)
+
+
+def by_prefix(make: Callable[[], Attention], tokens: int) -> tuple[tuple[int, float], ...]:
+    """(prefix, seconds) of a step's attention in one layer: the 20th percentile, caches warm.
+
+    Other work on the machine only ever adds time, so the faster samples are the truer ones.
+    """
+    attentions = {prefix: make() for prefix in prefixes(tokens)}
+    timings = measure(
+        {str(prefix): [attention.call_at(prefix)] for prefix, attention in attentions.items()},
+        device=next(iter(attentions.values())).device,
+        budget_s=FIT_BUDGET_S,
+        max_samples=FIT_SAMPLES,
+    )
+    return tuple((prefix, timings[str(prefix)].p20_s) for prefix in attentions)
+
+
+def fit(points: Sequence[tuple[int, float]]) -> Growth | None:
+    """Growth of (prefix, seconds); None when nothing grows, or below `MIN_FIT_TOKENS`.
+
+    For each power on a grid the two other parameters follow by least squares on relative errors,
+    both held non-negative.
+    """
+    if max(prefix for prefix, _ in points) < MIN_FIT_TOKENS:
         return None
-    bins = _binned(seconds)
     best: tuple[float, Growth] | None = None
     for step in range(10, 301):
-        candidate = _linear_fit(bins, step / 100)
-        loss = sum(b.steps * (1 - candidate.at(b.prefix) / b.seconds) ** 2 for b in bins)
+        candidate = _linear_fit(points, step / 100)
+        loss = math.fsum((1 - candidate.at(t) / s) ** 2 for t, s in points)
         if best is None or loss < best[0]:
             best = (loss, candidate)
     return best[1] if best and best[1].slope_s > 0 else None
 
 
-def _binned(seconds: Sequence[float]) -> list[_Bin]:
-    """Bins whose edges grow by a constant factor."""
-    count = len(seconds)
-    edges = sorted({round(count ** (i / BINS)) for i in range(BINS + 1)} | {0})
-    return [
-        _Bin((low + 1 + high) / 2, quantile(seconds[low:high], STEADY), high - low)
-        for low, high in itertools.pairwise(edges)
-    ]
-
-
-def _linear_fit(bins: Sequence[_Bin], power: float) -> Growth:
+def _linear_fit(points: Sequence[tuple[int, float]], power: float) -> Growth:
     """fixed_s and slope_s for a given power, neither below zero."""
-    w = [b.steps / b.seconds**2 for b in bins]
-    x = [b.prefix**power for b in bins]
-    y = [b.seconds for b in bins]
+    y = [s for _, s in points]
+    w = [1 / s**2 for s in y]
+    x = [float(t**power) for t, _ in points]
     sw, sx, sy = math.fsum(w), _dot(w, x), _dot(w, y)
     sxx = math.fsum(a * b * b for a, b in zip(w, x, strict=True))
     sxy = math.fsum(a * b * c for a, b, c in zip(w, x, y, strict=True))
@@ -263,10 +268,10 @@ def _speeds(steps: Steps | None, tokens: int) -> dict[str, Any]:
                 "attention_fixed_share",
                 "samples_s",
                 "attention_samples_s",
-                "attention_device_samples_s",
+                "attention_by_prefix_s",
             )
         )
-    growth = fit(steps.attention_device_s)
+    growth = fit(steps.by_prefix)
     share = growth.fixed_share(tokens) if growth else 1.0
     return {
         "tokens_per_s": tokens / math.fsum(steps.wall_s),
@@ -276,5 +281,5 @@ def _speeds(steps: Steps | None, tokens: int) -> dict[str, Any]:
         "attention_fixed_share": share,
         "samples_s": list(steps.wall_s),
         "attention_samples_s": list(steps.attention_s),
-        "attention_device_samples_s": list(steps.attention_device_s),
+        "attention_by_prefix_s": [list(point) for point in steps.by_prefix],
     }

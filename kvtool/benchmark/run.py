@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvtool.benchmark.candidates import Candidate, Inputs, gated
+from kvtool.benchmark.candidates import Candidate, Inputs, OddChecks, gated
 from kvtool.benchmark.cases import Case
 from kvtool.benchmark.contenders import Contender
 from kvtool.benchmark.environment import l2_bytes, state
@@ -57,12 +57,11 @@ def run(
     A case that runs out of memory is lost and said so in its result; an interrupt ends the
     run between two results.
     """
+    odd = OddChecks(device)
     for case in cases:
         starting(case)
         try:
-            yield run_case(
-                case, contenders, device=device, roof=roof, effort=effort, facts=facts or {}
-            )
+            yield run_case(case, contenders, odd=odd, roof=roof, effort=effort, facts=facts or {})
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -74,14 +73,15 @@ def run_case(
     case: Case,
     contenders: Sequence[Contender],
     *,
-    device: torch.device,
+    odd: OddChecks,
     roof: Roof,
     effort: Effort,
     facts: Mapping[str, Any],
 ) -> Result:
     """Gate all contenders on one case, time those that passed, and record each one."""
+    device = odd.device
     inputs = Inputs(case, device)
-    found = gated(case, contenders, inputs, device)
+    found = gated(case, contenders, inputs, odd)
     before = state(device)
     timings = _timed(
         [c for c in found.candidates if c.verdict.passed], inputs, device=device, effort=effort

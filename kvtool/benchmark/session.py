@@ -54,6 +54,7 @@ class Options:
     head_dim: int | None = None
     ctx: Sequence[int] | None = None
     batch: Sequence[int] | None = None
+    shapes: Sequence[tuple[int, int]] | None = None
     doc_tokens: Sequence[int] | None = None
     block_size: Sequence[int] = (DEFAULT_BLOCK,)
     dtype: Sequence[str] | None = None
@@ -138,6 +139,7 @@ def open_session(options: Options, *, command: str) -> Session:
         phases=[_phase(name) for name in options.phase],
         batches=options.batch,
         contexts=options.ctx,
+        shapes=options.shapes,
         heads=heads,
         dtypes=dtypes,
         kv_dtypes=[_kv_dtype(name) for name in options.kv_dtype],

@@ -18,6 +18,7 @@ def cases(**changes):
         "phases": ["prefill", "decode"],
         "batches": None,
         "contexts": None,
+        "shapes": None,
         "heads": LLAMA_3_8B,
         "dtypes": ["bfloat16"],
         "kv_dtypes": ["auto"],
@@ -68,6 +69,12 @@ def test_prefill_queries_the_context_and_decode_its_last_token():
     assert prefill.task.query_tokens == 64
     assert decode.task.query_tokens == 1
     assert decode.task.kv_lens == (64, 64)
+
+
+def test_shapes_are_pairs_and_not_combinations():
+    found = cases(phases=["decode"], shapes=[(1, 512), (8, 64)])
+
+    assert [(c.batch_size, c.context_tokens) for c in found] == [(1, 512), (8, 64)]
 
 
 def test_masks_multiply_prefill_and_leave_decode_alone():

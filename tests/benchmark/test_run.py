@@ -99,6 +99,20 @@ def test_a_kernel_that_is_wrong_on_odd_lengths_alone_fails():
     assert result.rows[0]["median_s"] is None
 
 
+def test_odd_lengths_are_checked_once_for_all_shapes_of_a_kind():
+    lengths = []
+
+    def counting(layout):
+        lengths.append(layout.k.shape[1])
+        return cached(layout)
+
+    found = results([case(), case(context=96), case("prefill")], [foreign(counting)])
+
+    assert [r.rows[0]["gate"] for r in found] == ["pass"] * 3
+    assert lengths.count(17) == 2  # decode once, prefill once
+    assert lengths.count(80) > 1
+
+
 def test_a_peer_that_takes_no_short_sequences_is_still_timed():
     def not_one(layout):
         if layout.k.shape[1] == 1:

@@ -32,12 +32,12 @@ def wrong_flash(monkeypatch):
     """`flash` is off by one percent."""
     original = candidates._gate_one
 
-    def spoil(case, contender, layout, judged, device):
+    def spoil(case, contender, layout, judged, odd):
         if contender.name == "flash":
             prepared = contender.prepare(layout)
             spoiled = Prepared(lambda: prepared.call() * 1.01, "torch")
             object.__setattr__(contender, "prepare", lambda layout: spoiled)
-        return original(case, contender, layout, judged, device)
+        return original(case, contender, layout, judged, odd)
 
     monkeypatch.setattr(candidates, "_gate_one", spoil)
 
