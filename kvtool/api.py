@@ -13,10 +13,9 @@ from kvtool.engines import NAMES as ENGINES
 from kvtool.engines import load as load_engine
 from kvtool.engines.base import Budget, Deployment, Engine
 from kvtool.errors import UsageError, did_you_mean
-from kvtool.explain import explain as explanations
 from kvtool.model.spec import ModelSpec, Parallel
 from kvtool.report.record import Report
-from kvtool.units import parse_bytes, parse_count, parse_list, parse_tokens
+from kvtool.units import MAX_COUNT, parse_bytes, parse_count, parse_list, parse_tokens
 
 Numbers = int | str | Sequence[int]
 MAX_ROWS = 100_000
@@ -80,6 +79,8 @@ def size(
     )
     if solve is not None and solve not in ("ctx", "batch", "gpus"):
         raise UsageError(f"cannot solve for '{solve}'", "solve for ctx, batch or gpus")
+    if num_blocks is not None and not 0 <= num_blocks <= MAX_COUNT:
+        raise UsageError(f"{num_blocks} blocks", f"--num-blocks runs from 0 to {MAX_COUNT:,}")
     batches = _numbers(batch, lambda text: parse_count(text, what="sequences"))
     asked = None if ctx is None else _numbers(ctx, parse_tokens)
     report = Report("size", _inputs(locals()), [])
@@ -93,6 +94,8 @@ def size(
                 case = fit.solve(case, solve)
             sized = fit.size(case)
             if explain:
+                from kvtool.explain import explain as explanations
+
                 sized.row["explain"] = explanations(case, sized.row)
             report.results.append(sized.row)
             report.warnings += [w for w in sized.warnings if w not in report.warnings]

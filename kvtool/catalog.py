@@ -17,6 +17,7 @@ from kvtool.model.huggingface import read_config
 from kvtool.model.spec import ModelSpec
 
 MAX_CONFIG_BYTES = 16 << 20
+MAX_CARD_BYTES = 256 << 10
 CARD_KEYS = {"name", "aliases", "source", "note", "config"}
 
 
@@ -47,8 +48,7 @@ def load_model(name: str) -> ModelSpec:
     if card is not None:
         return card.spec()
     if name == "-":
-        text = sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1)
-        return _from_json(text, "standard input", "stdin")
+        return _from_json(_standard_input(), "standard input", "stdin")
     if name.startswith("hf:"):
         return _from_hub(name)
     path = Path(name).expanduser()
@@ -96,6 +96,12 @@ def _from_file(path: Path) -> ModelSpec:
     return _from_json(data, str(path), _name_of(path))
 
 
+def _standard_input() -> bytes:
+    if sys.stdin is None:
+        raise ModelError("standard input is closed", "pipe a config.json into the command")
+    return sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1)
+
+
 def _read_bounded(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_CONFIG_BYTES + 1)
@@ -116,7 +122,7 @@ def _parse(data: bytes, where: str, parse: Callable[[str], object], language: st
     if len(data) > MAX_CONFIG_BYTES:
         raise ModelError(f"{where}: larger than {MAX_CONFIG_BYTES >> 20} MiB", hint)
     try:
-        return parse(data.decode("utf-8"))
+        return parse(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ModelError(f"{where}: not UTF-8 text", hint) from None
     except RecursionError:
@@ -176,14 +182,18 @@ def _yaml(text: str) -> object:
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        if "&" in text and any(isinstance(t, yaml.AliasToken) for t in yaml.scan(text, loader)):
+            raise ValueError("anchors and aliases have no place in a card")
         return yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
 
 
 def _card(data: bytes, where: str, name: str) -> ModelCard:
-    raw = _parse(data, where, _yaml, "YAML")
     hint = "a card has name, aliases, source and config"
+    if len(data) > MAX_CARD_BYTES:
+        raise ModelError(f"{where}: larger than {MAX_CARD_BYTES >> 10} KiB", hint)
+    raw = _parse(data, where, _yaml, "YAML")
     if not isinstance(raw, Mapping):
         raise ModelError(f"{where}: a card is a mapping, not {type(raw).__name__}", hint)
     faults = [f"{where}: unknown key '{key}'" for key in raw if key not in CARD_KEYS]
@@ -212,7 +222,7 @@ def make_card(raw: object, name: str, source: str, aliases: tuple[str, ...] = ()
 def import_card(path: str, name: str | None = None) -> ModelCard:
     """A card made from the config.json at `path` (`-`: standard input); errors as `load_model`."""
     if path == "-":
-        data, where, own = sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1), "standard input", "model"
+        data, where, own = _standard_input(), "standard input", "model"
     else:
         file = Path(path).expanduser()
         file = file / "config.json" if file.is_dir() else file

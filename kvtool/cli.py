@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from kvtool.commands.values import convert_plainly
 from kvtool.errors import KvtoolError, UsageError, did_you_mean
 from kvtool.version import __version__
 
@@ -21,6 +23,8 @@ COMMANDS = {
     "models": "kvtool.commands.models",
     "devices": "kvtool.commands.devices",
 }
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 # Typer carries click, or its own copy of it; the base of all complaints about arguments is this.
@@ -83,6 +87,12 @@ def run(args: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno not in NO_SPACE or os.environ.get("KVTOOL_DEBUG") == "1":
+            raise
+        complain(KvtoolError(f"cannot write the output: {error.strerror}", "check the disk"))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _run(args: list[str]) -> int:
@@ -97,7 +107,9 @@ def _run(args: list[str]) -> int:
     if not args:
         args = ["--help"]
     try:
-        code = typer.main.get_command(build(verbs))(args, standalone_mode=False, prog_name="kvtool")
+        command = typer.main.get_command(build(verbs))
+        convert_plainly(command)
+        code = command(args, standalone_mode=False, prog_name="kvtool")
     except _ArgumentError as error:
         where = getattr(getattr(error, "ctx", None), "command_path", "kvtool")
         message = error.format_message().splitlines()[0].rstrip(".")

@@ -26,6 +26,7 @@ ORDER = (
     "engines",
     "fit",
     "explain",
+    "auditing",
     "roofline",
     "workload",
     "reuse",
@@ -40,6 +41,7 @@ ORDER = (
     "api",
     "api_simulate",
     "api_bench",
+    "api_audit",
     "commands",
     "cli",
 )

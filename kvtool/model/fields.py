@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
+from reprlib import Repr
 from typing import Any, TypeVar
 
 from kvtool.errors import ModelError
@@ -316,6 +317,12 @@ def as_integer(value: object) -> int | None:
     return None
 
 
+_SHORT = Repr()  # a few elements of a few levels: aliases of YAML can stand for 10^9 of them
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
 def _show(value: object) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "a huge number"
+    text = _SHORT.repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

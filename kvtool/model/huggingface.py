@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import reprlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from kvtool.errors import ModelError, did_you_mean
-from kvtool.model import (
-    crossvision,
-    decoder,
-    encdec,
-    encoders,
-    experts,
-    gemma,
-    inkling,
-    kda,
-    latent,
-    loops,
-    mamba,
-    recurrent,
-    refused,
-    remote,
-    rwkv,
-    sparse_mla,
-    special,
-    zamba,
-)
 from kvtool.model.fields import (
     Fields,
     class_defaults,
@@ -34,105 +15,15 @@ from kvtool.model.fields import (
     section_defaults,
     section_type,
 )
+from kvtool.model.readers import Reader, known_types, reader_of
 from kvtool.model.rotary import read_rotary
 from kvtool.model.spec import ModelSpec
-from kvtool.model.styles import SAME_AS, STYLES
-
-Reader = Callable[[Fields], ModelSpec]
-
-READERS: dict[str, Reader] = {
-    **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite",
-         "mistral_large_3", "minicpm3", "youtu", "axk1", "deepseek_vl_v2", "mistral4",
-         "sarvam_mla"),
-        latent.read,
-    ),
-    "axk2": sparse_mla.read_axk2,
-    **dict.fromkeys(("hy_v4", "hy_v4_vl_text"), sparse_mla.read_hy4),
-    **dict.fromkeys(("mistral_large4", "mistral_large4_text"), sparse_mla.read_mistral_large4),
-    **dict.fromkeys(("dots3_note", "dots3_note_text"), sparse_mla.read_dots3),
-    **dict.fromkeys(("deepseek_v4", "deepseek_ref"), latent.read_v4),
-    **dict.fromkeys(("longcat_flash", "longcat_flash_ngram"), latent.read_longcat),
-    **dict.fromkeys(
-        ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-        recurrent.read_delta,
-    ),
-    "olmo_hybrid": recurrent.read_olmo_hybrid,
-    **dict.fromkeys(("kimi_linear", "kimi_k3"), kda.read_kda),
-    "bailing_hybrid": remote.read_bailing_hybrid,
-    **dict.fromkeys(("glm5_next", "glm5_next_text"), kda.read_glm5_next),
-    "xlstm": rwkv.read_xlstm,
-    "dory": loops.read_dory,
-    "hrm_text": loops.read_hrm,
-    "inkling_text": inkling.read_inkling,
-    **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), inkling.read_inkling2),
-    "zamba": zamba.read_zamba,
-    "zamba2": zamba.read_zamba2,
-    "zaya": zamba.read_zaya,
-    **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1"), recurrent.read_lightning),
-    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), recurrent.read_lfm2),
-    "lara_mini": recurrent.read_lara,
-    **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), recurrent.read_qwen4),
-    "recurrent_gemma": recurrent.read_griffin,
-    **dict.fromkeys(("rwkv", "rwkv5", "rwkv6", "rwkv7"), rwkv.read_rwkv),
-    **dict.fromkeys(("mamba", "falcon_mamba"), mamba.read_mamba1),
-    "mamba2": mamba.read_mamba2,
-    "jamba": mamba.read_jamba,
-    "bamba": mamba.read_bamba,
-    "falcon_h1": mamba.read_falcon_h1,
-    "granitemoehybrid": mamba.read_granite_hybrid,
-    "nemotron_h": mamba.read_nemotron_h,
-    **dict.fromkeys(
-        ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text", "diffusion_gemma_text"),
-        gemma.read_gemma4,
-    ),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), gemma.read_gemma3n),
-    **dict.fromkeys(
-        ("t5", "mt5", "umt5", "longt5", "switch_transformers"), encdec.read_t5
-    ),
-    **dict.fromkeys(("t5_gemma_module", "t5gemma2_decoder"), encdec.read_t5gemma),
-    "whisper": encdec.read_whisper,
-    **dict.fromkeys(encdec.BARTS, encdec.read_bart),
-    **dict.fromkeys(encdec.LONG_BARTS, encdec.read_long_bart),
-    **dict.fromkeys(("mllama", "mllama_text_model"), crossvision.read_mllama),
-    **dict.fromkeys(encoders.ENCODERS, encoders.read_encoder),
-    "jetmoe": experts.read_jetmoe,
-    **dict.fromkeys(("muse_spark", "muse_spark_text"), experts.read_muse_spark),
-    **dict.fromkeys(("ernie4_5_vl_moe_text", "ernie4_5_moe_vl"), experts.read_ernie_vl),
-    "doge": experts.read_doge,
-    **dict.fromkeys(special.RENAMED, special.read_renamed),
-    "gpt_neo": special.read_gpt_neo,
-    "modernbert-decoder": special.read_modernbert,
-    "bailing_moe_linear": remote.read_ring,
-    **dict.fromkeys(("step3_text", "step3_vl", "step3"), remote.read_step3),
-    **dict.fromkeys(
-        ("hunyuan", "hunyuan_v1_moe", "hunyuan_v1_dense", "hunyuan_vl_text"), remote.read_hunyuan
-    ),
-    **dict.fromkeys(("RefinedWeb", "RefinedWebModel"), remote.read_refined_web),
-    **dict.fromkeys(("iquestloopcoder", "iquest_loopcoder"), remote.read_loopcoder),
-    **dict.fromkeys(refused.REASONS, refused.read),
-    "openelm": special.read_openelm,
-    "nemotron-nas": special.read_nas,
-    "dbrx": special.read_dbrx,
-    "mpt": special.read_mpt,
-}  # fmt: skip
 
 # Sections of a multimodal configuration that hold the text model, outermost first.
 TEXT_SECTIONS = ("thinker_config", "text_config", "llm_config", "language_config", "decoder")
 
 # Types of published configurations that name their class but no model_type.
 ARCHITECTURES = {"MiniCPM3ForCausalLM": "minicpm3"}
-
-
-def known_types() -> list[str]:
-    return sorted({*READERS, *STYLES, *SAME_AS} - refused.REASONS.keys())
-
-
-def _reader(model_type: str) -> Reader | None:
-    if model_type in READERS:
-        return READERS[model_type]
-    style = STYLES.get(SAME_AS.get(model_type, model_type))
-    return (lambda f: decoder.read(f, style)) if style else None
 
 
 def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]]:
@@ -148,13 +39,14 @@ def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]
         )
     root = Fields(raw, where, model_type=_root_type(raw))
     text = _text_section(root)
-    reader = _reader(text.model_type)
+    reader = reader_of(text.model_type)
     if reader is None:
         raise _unknown_type(text, where)
     dtype, notes = _dtype(root, text)
     text.dtype = dtype
     spec = _with_towers(_read(reader, text), root)
     rotary = read_rotary(text, spec.states(), spec.max_context)
+    quantization = _quantization(root, text)
     root.raise_faults()
     return (
         replace(
@@ -163,7 +55,7 @@ def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]
             model_type=root.model_type or text.model_type,
             dtype=dtype,
             rotary=rotary,
-            quantization=_quantization(root, text),
+            quantization=quantization,
             notes=spec.notes + notes,
         ),
         root.used,
@@ -245,7 +137,7 @@ def _unknown_type(text: Fields, where: str) -> ModelError:
             "the configuration must say what it is; add its model_type",
         )
     return ModelError(
-        f"{where}: model_type '{text.model_type}' is not known",
+        f"{where}: model_type {reprlib.repr(text.model_type)} is not known",
         did_you_mean(text.model_type, known_types(), "kvtool does not guess how a model caches"),
     )
 

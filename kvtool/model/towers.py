@@ -81,6 +81,8 @@ def towers(root: Fields, hidden: int) -> tuple[tuple[Weight, ...], tuple[str, ..
             found = _part(root, name, hidden)
         except Unstated:
             found = None
+        if found is None:
+            root.used.add(f"{root.path}{name}")
         weights += found or ()
         unknown += (f"{root.path}{name}",) if found is None else ()
     if not root.path and isinstance(root.raw.get("thinker_config"), Mapping):

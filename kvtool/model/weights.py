@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvtool.dtype import DTYPES, load_dtype
 from kvtool.errors import UsageError
@@ -14,17 +14,24 @@ from kvtool.model.spec import SINGLE, Layer, ModelSpec, Parallel, Part, Weight, 
 FORMATS = ("float32", "float16", "bfloat16", *(n for n in PACKINGS if "-" not in n))
 
 
-def _of(layers: Iterable[Layer]) -> Iterator[Weight]:
+def _of(layers: Iterable[Layer]) -> Iterator[tuple[Weight, int]]:
+    """The tensors of the distinct layers, each with the number of layers that have it.
+
+    Layers alike are one record that stands in the model several times.
+    """
+    found: dict[int, tuple[Layer, int]] = {}
     for layer in layers:
-        yield from layer.weights
+        found[id(layer)] = (layer, found.get(id(layer), (layer, 0))[1] + 1)
+    for layer, count in found.values():
+        for weight in layer.weights:
+            yield weight, count
 
 
-def all_weights(model: ModelSpec) -> Iterator[Weight]:
-    """Every tensor of the model once (tied ones too), without its MTP layers."""
-    yield from model.embedding
+def all_weights(model: ModelSpec) -> Iterator[tuple[Weight, int]]:
+    """Every tensor of the model (tied ones once) with its number, without the MTP layers."""
     yield from _of(model.layers)
-    yield from model.head
-    yield from model.encoder
+    for weight in (*model.embedding, *model.head, *model.encoder):
+        yield weight, 1
 
 
 def parameters(model: ModelSpec) -> int:
@@ -34,23 +41,23 @@ def parameters(model: ModelSpec) -> int:
     >>> parameters(load_model("llama-3-70b"))
     70553706496
     """
-    return sum(weight.elements for weight in all_weights(model))
+    return sum(count * weight.elements for weight, count in all_weights(model))
 
 
 def active_parameters(model: ModelSpec) -> int:
     """Parameters that one token uses: of the experts only those chosen for it."""
-    return sum(weight.active_elements for weight in all_weights(model))
+    return sum(count * weight.active_elements for weight, count in all_weights(model))
 
 
 def mtp_parameters(model: ModelSpec) -> int:
-    return sum(weight.elements for weight in _of(model.mtp_layers))
+    return sum(count * weight.elements for weight, count in _of(model.mtp_layers))
 
 
 def by_part(model: ModelSpec) -> dict[Part, int]:
     """Parameters by part, in the order of `Part`."""
     found: Counter[Part] = Counter()
-    for weight in all_weights(model):
-        found[weight.part] += weight.elements
+    for weight, count in all_weights(model):
+        found[weight.part] += count * weight.elements
     return {part: found[part] for part in Part.__args__ if found[part]}  # type: ignore[attr-defined]
 
 
@@ -94,17 +101,30 @@ def weight_bytes(model: ModelSpec, dtype: str = "auto", parallel: Parallel = SIN
     parts = list(stages(model.layers, parallel.pp))
     total = 0
     for i, layers in enumerate(parts):
-        here = [*_named(layers, sum(map(len, parts[:i])))]
-        if i == 0:
-            here += [("", w) for w in (*model.embedding, *model.encoder)]
+        whole = [*model.embedding, *model.encoder] if i == 0 else []
+        extra: tuple[Layer, ...] = ()
         if i == len(parts) - 1:
-            here += [("", w) for w in model.head]
-            if model.tied and i:
-                here += [("", w) for w in model.embedding]
-            if mtp:
-                here += _named(model.mtp_layers, len(model.layers))
-        total = max(total, sum(_bytes(n, w, scheme, plain, parallel) for n, w in here))
+            whole += [*model.head, *(model.embedding if model.tied and i else ())]
+            extra = model.mtp_layers if mtp else ()
+        held = sum(weight.share(parallel) for weight in whole) * DTYPES[plain].block_bytes
+        first = sum(map(len, parts[:i]))
+        held += _layer_bytes([*layers, *extra], first, scheme, plain, parallel)
+        total = max(total, held)
     return total
+
+
+def _layer_bytes(
+    layers: Sequence[Layer], first: int, scheme: Scheme | None, plain: str, parallel: Parallel
+) -> int:
+    """Bytes of the layers from the `first` on; module by module where they are packed."""
+    if scheme is None:
+        share = sum(count * weight.share(parallel) for weight, count in _of(layers))
+        return share * DTYPES[plain].block_bytes
+    return sum(
+        _bytes(f"model.layers.{first + i}.{weight.name}", weight, scheme, plain, parallel)
+        for i, layer in enumerate(layers)
+        for weight in layer.weights
+    )
 
 
 def _stored(model: ModelSpec, parallel: Parallel, mtp: bool) -> int:
@@ -117,17 +137,9 @@ def _stored(model: ModelSpec, parallel: Parallel, mtp: bool) -> int:
     return -(-model.stored_bytes * share // whole)
 
 
-def _named(layers: Iterable[Layer], first: int) -> list[tuple[str, Weight]]:
-    return [
-        (f"model.layers.{first + i}.{weight.name}", weight)
-        for i, layer in enumerate(layers)
-        for weight in layer.weights
-    ]
-
-
-def _bytes(name: str, weight: Weight, scheme: Scheme | None, plain: str, parallel: Parallel) -> int:
+def _bytes(name: str, weight: Weight, scheme: Scheme, plain: str, parallel: Parallel) -> int:
     share = weight.share(parallel)
-    packing = scheme.packing_of(name) if scheme is not None and weight.linear else None
+    packing = scheme.packing_of(name) if weight.linear else None
     if packing is None:
         return share * DTYPES[plain].block_bytes
     return _packed(weight, share, packing)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "jsonl", "csv", "md")
 _SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".md": "md", ".txt": "table"}
 
+WIDTH = 80  # columns at least: a narrower terminal breaks lines, but no figure is cut short
+
 View = Callable[[Report], "list[RenderableType]"]
 
 
@@ -39,9 +41,14 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
+    if stream is None:
+        raise KvtoolError("there is no standard output", "leave it open, or use --output FILE")
     if width is None and not stream.isatty() and "COLUMNS" not in os.environ:
-        width = 80
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+        width = WIDTH
+    made = Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    if width is None and made.width < WIDTH:
+        made.width = WIDTH
+    return made
 
 
 def text_of(report: Report, fmt: str, view: View) -> str:
@@ -78,9 +85,14 @@ def show(report: Report, fmt: str, view: View, output: str | None = None) -> Non
 
 def write(text: str, path: Path) -> None:
     """Writes `text` to `path` whole or not at all; an existing file stays until the new one is
-    complete. KvtoolError when the disk or the folder does not take it."""
+    complete. Links are followed; a device or a pipe is written to, not replaced. KvtoolError when
+    the disk or the folder does not take it."""
     path = path.expanduser()
     try:
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -90,9 +102,10 @@ def write(text: str, path: Path) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "its links lead in a circle"
         raise KvtoolError(
-            f"cannot write '{path}': {error.strerror}", "choose another place with --output"
+            f"cannot write '{path}': {reason}", "choose another place with --output"
         ) from None
 
 

@@ -121,7 +121,7 @@ def test_output_into_a_missing_folder_is_an_error(tmp_path, capsys):
         (["llama-3-70b", "--ctx", "32q"], 2, "'32q' is not a number of tokens"),
         (["llama-3-70b", "--pool", "80G"], 2, "'80G' is not a number of bytes"),
         (["llama-3-70b", "--tp", "3"], 2, "tp 3 does not divide"),
-        (["llama-3-70b", "--tp", "x"], 2, "invalid value for '--tp'"),
+        (["llama-3-70b", "--tp", "x"], 2, "'x' is not a whole number"),
         (["llama-3-70b", "--cxt", "4k"], 2, "no such option: --cxt"),
         (["llama-3-70b", "--format", "xml"], 2, "no format named 'xml'"),
         (["llama-3-70b", "--check"], 2, "--check has nothing to fit into"),
