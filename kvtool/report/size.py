@@ -180,9 +180,9 @@ def _comparison(report: Report) -> Iterator[RenderableType]:
         yield ", ".join(constant)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header, _ in columns:
-        table.add_column(
-            header, justify="left" if header in ("model", "engine", "cache") else "right"
-        )
+        named = header in ("model", "engine")
+        left = named or header == "cache"
+        table.add_column(header, justify="left" if left else "right", no_wrap=named)
     for row in rows:
         table.add_row(*(cell(row) for _, cell in columns))
     yield table
@@ -210,17 +210,18 @@ def _split(rows: list[Row]) -> tuple[list[str], list[Column]]:
         elif (text := said(values.pop())) and text != "logical":
             constant.append(text)
     reserved = any(row["engine"] != "logical" for row in rows)
-    if "engine" not in {header for header, _ in columns}:
+    alone = "engine" not in {header for header, _ in columns}
+    if alone:
         columns.append(("B/token", lambda r: f"{r['bytes_per_token']:,}"))
         columns.append(("sequence GiB", lambda r: format_gib(r["sequence_bytes"])))
     if reserved:
         columns.append(("request GiB", lambda r: format_gib(r["request_bytes"])))
-        columns.append(
-            ("block", lambda r: "" if r["block_size"] is None else f"{r['block_size']:,}")
-        )
+    if reserved and alone:
+        columns.append(("block", lambda r: _number_or(r["block_size"])))
     if any(row["batch_size"] > 1 for row in rows):
         columns.append(("cache GiB", lambda r: format_gib(r["cache_bytes"])))
-    if len({row["weight_bytes"] for row in rows}) > 1 or rows[0]["fits"] is not None:
+    weighed = len({row["weight_bytes"] for row in rows}) > 1 or rows[0]["fits"] is not None
+    if weighed and alone:
         columns.append(("weights GiB", lambda r: _gib_or(r["weight_bytes"])))
     if any(row["fits"] is not None for row in rows):
         if reserved:

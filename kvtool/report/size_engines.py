@@ -94,7 +94,7 @@ def _columns(rows: list[Row]) -> Iterator[Column]:
     if any(row["pool_bytes"] is not None for row in rows):
         yield "pool\nGiB", lambda row: _gib(row["pool_bytes"])
         yield "pool\ntokens", lambda row: _count(row["pool_tokens"])
-        yield "known to lie in", _range
+        yield _ranges(rows)
         yield "at\nonce", lambda row: _decimal(row["max_concurrency"])
         yield "fits", lambda row: {True: "yes", False: "no", None: "?"}[row["fits"]]
         return
@@ -121,9 +121,18 @@ def _decimal(value: float | None) -> str:
     return "" if value is None else f"{value:,.1f}"
 
 
-def _range(row: Row) -> str:
+def _ranges(rows: list[Row]) -> Column:
+    """The range of the tokens: its ends, or in per cent where the ends would not fit the line."""
+    if max(row.get("pool_tokens_high") or 0 for row in rows) < 1_000_000:
+        return "known to lie in", lambda row: _between(row, _count)
+    return "give or take", lambda row: _between(
+        row, lambda end: f"{end / row['pool_tokens'] - 1:+.0%}" if row["pool_tokens"] else ""
+    )
+
+
+def _between(row: Row, show: Callable[[int], str]) -> str:
     low, high = row.get("pool_tokens_low"), row.get("pool_tokens_high")
-    return "" if low is None or high is None else f"{low:,} to {high:,}"
+    return "" if low is None or high is None else f"{show(low)} to {show(high)}"
 
 
 def _section(title: str, lines: Iterator[tuple[str, str]]) -> Iterator[RenderableType]:
