@@ -74,7 +74,9 @@ def shared_bytes(call: Call) -> int:
     """Shared memory that one program can have; what Hopper has where there is no GPU."""
     if not call.q.is_cuda:
         return 227 << 10
-    return int(torch.cuda.get_device_properties(call.q.device).shared_memory_per_block_optin)
+    from triton.runtime import driver
+
+    return int(driver.active.utils.get_device_properties(call.q.device.index)["max_shared_mem"])
 
 
 def rotation_rows(rope: Rope, positions: Tensor, head_dim: int) -> Tensor:

@@ -113,16 +113,15 @@ def _copy_triton(call: Call, copy: Copy, rows: tuple[Tensor, ...] | None) -> Non
     from kvtool.kernels.turn_copy import turn_copy
 
     turn, key_rows, q_turn, q_rows = rows or (None, None, None, None)
-    paged = {"block_table": call.block_table, "source": copy.source}
-    factor = _key_factor(call.rope)
+    table = call.block_table
     turn_copy(
-        call.k, copy.call.k, scale=call.k_scale, rope=call.rope, turn=turn, rows=key_rows,
-        factor=factor, **paged,
+        call.k, copy.call.k, copy.source, block_table=table, scale=call.k_scale, rope=call.rope,
+        turn=turn, rows=key_rows, factor=_key_factor(call.rope),
     )  # fmt: skip
-    turn_copy(call.v, copy.call.v, scale=call.v_scale, **paged)
+    turn_copy(call.v, copy.call.v, copy.source, block_table=table, scale=call.v_scale)
     every = torch.arange(call.query_tokens, dtype=torch.int32, device=call.q.device)
     turn_copy(
-        call.q, copy.call.q, source=every.repeat(call.batch_size, 1), rope=call.rope,
+        call.q, copy.call.q, every.repeat(call.batch_size, 1), rope=call.rope,
         turn=q_turn, rows=q_rows, factor=1.0 if call.rope is None else call.rope.attention_factor,
     )  # fmt: skip
 

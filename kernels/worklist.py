@@ -109,8 +109,10 @@ def decode_tables(call: Call, plan: Plan, config: Config, multiprocessors: int) 
     per_item = max(MIN_TILES, -(-sum(counts) // slots))
     if plan.variant == "unsplit":
         per_item = max(1, *counts)
-    items, segments, first_items, owners = [], [], [0], []
+    items: list[tuple[int, ...]] = []
+    segments: list[Segment] = []
     records: list[tuple[int, ...]] = []
+    first_items, owners = [0], []
     for b, (run, count) in enumerate(zip(runs, counts, strict=True)):
         parts = max(1, -(-count // per_item))
         tokens = max(1, -(-count // parts)) * block_n
