@@ -170,16 +170,13 @@ def run_decode(case: dict[str, Any], only_compile: bool) -> dict[str, Any]:
 
 
 def lazy_prefill_cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    documents = ((0, 0), (4096, 5), (20480, 1), (512, 40), (0, 0))
-    for block, configs in ((16, PAGED), (64, PAGED[:1]), (0, PREFILL[128])):
+    documents = ((0, 0), (4096, 5), (512, 40), (128, 160))
+    for block, configs in ((16, PAGED), (64, PAGED), (0, [*PREFILL[128], (128, 64, 3, 8)])):
         for config in configs:
-            for docs, count in documents if config == configs[0] else documents[:2]:
-                for rows in (64,):
+            for docs, count in documents:
+                for variant in ("rotate-q", "rotate-k") if docs else (None,):
                     case = {"docs": docs, "count": count, "block": block, "config": config}
-                    yield (
-                        "lazy_prefill",
-                        case | {"variant": "rotate-q" if docs else None, "rows": rows},
-                    )
+                    yield "lazy_prefill", case | {"variant": variant}
 
 
 def run_lazy_prefill(case: dict[str, Any], only_compile: bool) -> dict[str, Any]:
@@ -197,11 +194,9 @@ def run_lazy_prefill(case: dict[str, Any], only_compile: bool) -> dict[str, Any]
         options["block_table"] = int32(torch.randperm(total // block)[None])
     if case["docs"]:
         offsets = [sum(lens[:i]) for i in range(len(lens))]
-        options |= {"doc_lens": int32([lens]), "doc_offsets": int32([offsets])}
-        if case["variant"] == "rotate-q":
-            options["rope"] = ROPE
+        options |= {"doc_lens": int32([lens]), "doc_offsets": int32([offsets]), "rope": ROPE}
+        options["variant"] = case["variant"]
     flash_prefill.CONFIGS[128] = flash_prefill.PAGED_CONFIGS[128] = case["config"]
-    flash_prefill.MAX_TURN_ROWS = case["rows"]
     kernel = load("lazy" if case["docs"] else "flash")
     plan = kernel.plan(q, k, v, **options)
     kernel.attention(q, k, v, **options, plan=plan)
