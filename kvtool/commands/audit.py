@@ -113,4 +113,4 @@ def audit(
         gpu_fraction=gpu_fraction,
     )
     show(report, chosen, view.view, output)
-    raise typer.Exit(any(row["verdict"] == "differ" for row in report.results))
+    raise typer.Exit(int(any(row["verdict"] == "differ" for row in report.results)))

@@ -25,7 +25,7 @@ MAX_CELLS = 1 << 40
 # What each reason means; the order is that of the explanation.
 TEXTS = {
     "padded_context": "a slot's cells are a multiple of 256",
-    "window_batch": "a window's cells also hold a micro-batch, rounded up to 256",
+    "window_batch": "a window's cells also hold a batch of tokens, rounded up to 256",
     "window_stored_in_full": "windows are stored in full",
     "latent_values": "the values inside a latent row are stored once more",
     "uncompressed_rows": "latent rows are stored as heads of uncompressed attention",
@@ -264,12 +264,15 @@ def _pool(
         return None
     slots = reserve.batch_size
 
+    one = reserve.request_bytes
+
     def cells(size: int) -> int:
-        per_slot = _most(lambda n: cache_bytes(n, slots) <= size)
-        return per_slot * slots
+        """Cells of all slots; with a cache that does not grow, those of the slots that fit."""
+        if one and cache_bytes(1, 1) == cache_bytes(MAX_CELLS, 1):
+            return size // one * reserve.context_tokens
+        return _most(lambda n: cache_bytes(n, slots) <= size) * slots
 
     ends = room.value, room.low, room.high
-    one = reserve.request_bytes
     concurrency = [end / one if one else 0.0 for end in ends]
     tokens = Estimate(*(cells(end) for end in ends))
     return Pool(
