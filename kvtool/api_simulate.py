@@ -43,7 +43,7 @@ def simulate(
     num_blocks: Numbers | None = None,
     curve: bool = False,
     reuse: Names | None = None,
-    policy: Names | None = None,
+    policy: Names = "lru",
     trace: str | None = None,
     block_size: int | None = None,
     engine_opt: Mapping[str, Any] | Iterable[str] = (),
@@ -63,98 +63,20 @@ def simulate(
     >>> simulate(zipf=1.2, budget="8GiB", reuse="lazy").results[0]["budget_entries"]
     64
     """
+    asked = locals()
     device = load_device(gpu)
-    options = options_of(
-        model=model,
-        kv_dtype=kv_dtype,
-        tp=tp,
-        zipf=zipf,
-        docs=docs,
-        docs_per_request=docs_per_request,
-        doc_tokens=doc_tokens,
-        cold=cold,
-        order=order,
-        duplicates=duplicates,
-        lookup=lookup,
-        requests=requests,
-        warmup=warmup,
-        seed=seed,
-        seeds=seeds,
-        budget=budget,
-        num_blocks=num_blocks,
-        curve=curve,
-        reuse=reuse,
-        policy=policy,
-        trace=trace,
-        block_size=block_size,
-        engine_opt=engine_opt,
-        target_hit=target_hit,
-        fit_zipf=fit_zipf,
-        preset=preset,
-    )
-    return report_of(run_study(options, executor), device, explain=explain)
+    return report_of(run_study(options_of(asked), executor), device, explain=explain)
 
 
-def options_of(
-    *,
-    model: str = "llama-3.1-8b",
-    kv_dtype: str = "auto",
-    tp: int = 1,
-    zipf: float | str | Sequence[float] | None = None,
-    docs: int | str | None = None,
-    docs_per_request: int | str | None = None,
-    doc_tokens: Lengths | int | str | None = None,
-    cold: int | str | None = None,
-    order: str | None = None,
-    duplicates: str | None = None,
-    lookup: str | None = None,
-    requests: int | str | None = None,
-    warmup: float | None = None,
-    seed: int = 0,
-    seeds: int | str | None = None,
-    budget: Numbers | None = None,
-    num_blocks: Numbers | None = None,
-    curve: bool = False,
-    reuse: Names | None = None,
-    policy: Names | None = None,
-    trace: str | None = None,
-    block_size: int | None = None,
-    engine_opt: Mapping[str, Any] | Iterable[str] = (),
-    target_hit: float | None = None,
-    fit_zipf: bool = False,
-    preset: str | None = None,
-) -> Options:
-    """Options from what is typed; UsageError for what is no number, list or name."""
-    if block_size is not None and not 1 <= block_size <= 1 << 20:
-        raise UsageError(f"a block size of {block_size} is not possible", "use 1 to 1,048,576")
-    return Options(
-        model=model,
-        kv_dtype=kv_dtype,
-        tp=tp,
-        zipf=None if zipf is None else _skews(zipf),
-        docs=_count(docs, "documents"),
-        docs_per_request=_count(docs_per_request, "documents"),
-        doc_tokens=_lengths(doc_tokens),
-        cold=_count(cold, "documents", low=0),
-        order=order,
-        duplicates=duplicates,
-        lookup=lookup,
-        requests=_count(requests, "requests"),
-        warmup=warmup,
-        seed=seed,
-        seeds=_count(seeds, "seeds"),
-        budget=None if budget is None else _numbers(budget, parse_bytes),
-        num_blocks=None if num_blocks is None else _numbers(num_blocks, _blocks),
-        curve=curve,
-        reuse=None if reuse is None else _names(reuse),
-        policy=("lru",) if policy is None else _names(policy),
-        trace=trace,
-        block_size=block_size,
-        engine_opt=_engine_options(engine_opt),
-        target_hit=target_hit,
-        fit_zipf=fit_zipf,
-        preset=preset,
-    )
+def options_of(asked: Mapping[str, Any]) -> Options:
+    """The options among `asked`, read from what is typed; UsageError for no number, list or name.
+
+    Every field of `Options` is in `asked`; None is its default, and other names are left alone.
+    """
+    names = [one.name for one in fields(Options)]
+    given = {name: asked[name] for name in names if asked[name] is not None}
+    read = {name: _READERS[name](value) for name, value in given.items() if name in _READERS}
+    return Options(**given | read)
 
 
 def _skews(value: float | str | Sequence[float]) -> list[float]:
@@ -174,16 +96,18 @@ def _skews(value: float | str | Sequence[float]) -> list[float]:
     return found
 
 
-def _count(value: int | str | None, what: str, low: int = 1) -> int | None:
-    return None if value is None else parse_count(str(value), low=low, what=what)
+def _count(what: str, low: int = 1) -> Callable[[int | str], int]:
+    return lambda value: parse_count(str(value), low=low, what=what)
 
 
-def _blocks(text: str) -> int:
-    return parse_count(text, what="blocks")
+def _lengths(value: Lengths | int | str) -> Lengths:
+    return value if isinstance(value, Lengths) else parse_lengths(str(value))
 
 
-def _lengths(value: Lengths | int | str | None) -> Lengths | None:
-    return value if value is None or isinstance(value, Lengths) else parse_lengths(str(value))
+def _block_size(value: int) -> int:
+    if not 1 <= value <= 1 << 20:
+        raise UsageError(f"a block size of '{value}' is not possible", "use 1 to 1,048,576")
+    return value
 
 
 def _numbers(value: Numbers, parse: Callable[[str], int]) -> list[int]:
@@ -227,3 +151,21 @@ def _truth(name: str, value: Any) -> bool:
     if text not in ("true", "false"):
         raise UsageError(f"{name} is '{value}'", "use true or false")
     return text == "true"
+
+
+# How each option is read that may be typed or given as a value.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "zipf": _skews,
+    "docs": _count("documents"),
+    "docs_per_request": _count("documents"),
+    "doc_tokens": _lengths,
+    "cold": _count("documents", low=0),
+    "requests": _count("requests"),
+    "seeds": _count("seeds"),
+    "budget": lambda value: _numbers(value, parse_bytes),
+    "num_blocks": lambda value: _numbers(value, _count("blocks")),
+    "reuse": _names,
+    "policy": _names,
+    "block_size": _block_size,
+    "engine_opt": _engine_options,
+}

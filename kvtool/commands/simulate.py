@@ -233,6 +233,7 @@ def simulate(
     output: OutputOpt = None,
 ) -> None:
     """How often cached documents or blocks are hit under a memory budget."""
+    asked = locals()
     from kvtool.api_simulate import options_of
     from kvtool.report.output import choose_format
     from kvtool.simulation.options import settle
@@ -240,34 +241,7 @@ def simulate(
 
     chosen = choose_format(fmt, as_json, output)
     picture = _picture(plot)
-    options = options_of(
-        model=model,
-        kv_dtype=kv_dtype,
-        tp=tp,
-        zipf=zipf,
-        docs=docs,
-        docs_per_request=docs_per_request,
-        doc_tokens=doc_tokens,
-        cold=cold,
-        order=order,
-        duplicates=duplicates,
-        lookup=lookup,
-        requests=requests,
-        warmup=warmup,
-        seed=seed,
-        seeds=seeds,
-        budget=budget,
-        num_blocks=num_blocks,
-        curve=curve,
-        reuse=reuse,
-        policy=policy,
-        trace=trace,
-        block_size=block_size,
-        engine_opt=engine_opt or (),
-        target_hit=target_hit,
-        fit_zipf=fit_zipf,
-        preset=preset,
-    )
+    options = options_of(asked)
     device = _device(gpu)
     run = Run(settle(options))
     show = _Show(run, device, chosen, output, explain)

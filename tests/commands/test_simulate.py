@@ -255,7 +255,7 @@ def test_ctrl_c_prints_what_has_finished_and_exits_130(monkeypatch, capsys):
         (["--engine-opt", "tail=true"], 2, "no engine option named 'tail'"),
         (["--engine-opt", "tail_first=maybe"], 2, "tail_first is 'maybe'"),
         (["--gpu", "h1000"], 2, "h1000"),
-        (["--block-size", "0"], 2, "a block size of 0"),
+        (["--block-size", "0"], 2, "a block size of '0'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
