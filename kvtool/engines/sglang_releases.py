@@ -32,31 +32,22 @@ class Release:
     vision_cache_mb: int
 
 
-# Sources, the `sglang` package. 0.5.6: srt/model_executor/model_runner.py, srt/server_args.py.
-# 0.5.23: srt/model_executor/pool_configurator.py, srt/mem_cache/kv_cache_configurator.py,
-# srt/arg_groups/memory_hook.py.
+# Sources, srt of the `sglang` package. 0.5.6 to 0.5.9: model_executor/model_runner*.py and
+# server_args.py; 0.5.11 and 0.5.14: model_executor/pool_configurator.py too; from 0.5.20:
+# mem_cache/kv_cache_configurator.py and arg_groups/memory_hook.py. A change stands at the first
+# of these releases that has it. In order: prefill graphs, draft MiB, split by layers, copies,
+# padding slot, MiB for images.
 RELEASES = (
-    Release(
-        version="0.5.6",
-        prefill_graphs=False,
-        draft_mb=2048,
-        split_by_layers=True,
-        state_copies=0,
-        padding_slot=0,
-        vision_cache_mb=0,
-    ),
-    Release(
-        version="0.5.23",
-        prefill_graphs=True,
-        draft_mb=0,
-        split_by_layers=False,
-        state_copies=2,
-        padding_slot=1,
-        vision_cache_mb=100,
-    ),
+    Release("0.5.6", False, 2048, True, 0, 0, 0),
+    Release("0.5.8", False, 2048, True, 2, 0, 0),
+    Release("0.5.9", False, 2048, False, 2, 0, 0),
+    Release("0.5.11", True, 4096, False, 2, 0, 0),
+    Release("0.5.14", True, 0, False, 2, 0, 0),
+    Release("0.5.20", True, 0, False, 2, 1, 100),
+    Release("0.5.23", True, 0, False, 2, 1, 100),
 )
 NEWEST = "0.5.23"
-CHECKED = ("0.5.6", "0.5.23")
+CHECKED = tuple(release.version for release in RELEASES)
 
 # Model types whose windows have a pool of their own; in all others a window is stored in full.
 # `is_hybrid_swa_model` names architectures (configs/model_config.py); Gemma 2, 3 and 3n, EXAONE 4
@@ -83,8 +74,8 @@ def find_release(version: str | None) -> tuple[str, Release]:
 
     None is the newest known. Raises UsageError for what is no version, or older than the table.
 
-    >>> find_release("0.5.20")[1].version
-    '0.5.6'
+    >>> find_release("0.5.22")[1].version
+    '0.5.20'
     """
     text = NEWEST if version is None else version.strip().removeprefix("v")
     suffix = r"(?:(?:a|b|rc|\.?post|\.dev|\+)[\w.+]{1,40})?"

@@ -110,6 +110,23 @@ def test_recurrent_states_are_float32_and_five_per_request() -> None:
     assert next(g.blocks for g in found.groups if g.kind == "recurrent") == 360 // 72
 
 
+def test_hybrid_pools_of_0_5_21_agree_with_a_log() -> None:
+    """Nemotron-3-Nano-30B-A3B, tp 4, fp8 cache, SGLang 0.5.21, public log: 2,211 slots, conv_state
+    0.44, ssm_state 24.84, 19,644,177 tokens, K and V 14.05 each: states are 0.9 of the rest."""
+    spent = int((24.84 + 0.44 + 14.05 * 2) * GIB)
+    found = reserve(
+        "nemotron-3-nano-30b-a3b", 8192, Budget(pool_bytes=spent), 4, kv_dtype="fp8",
+        version="0.5.21",
+    )  # fmt: skip
+    slots = {g.kind: g.layers * g.page_bytes for g in found.groups}
+
+    assert found.pool is not None
+    assert 2212 * slots["recurrent"] / GIB == pytest.approx(24.84, abs=0.005)
+    assert 2212 * slots["conv"] / GIB == pytest.approx(0.44, abs=0.005)
+    assert 19_644_178 * slots["full"] / GIB == pytest.approx(14.05 * 2, abs=0.01)
+    assert found.pool.pool_tokens.value == pytest.approx(19_644_177, rel=0.001)
+
+
 def test_states_take_their_share_before_tokens() -> None:
     """A budget of 58.74 GiB: states at 0.9 to 1, the rest tokens; one slot is padding."""
     budget = 58 * GIB
@@ -200,7 +217,7 @@ def test_capped_window_pool_is_sized_by_requests() -> None:
 
 
 def test_older_release_prices_all_layers_alike() -> None:
-    """Up to 0.5.22 a pool of equal layers is dealt out: MiMo's full layers (4 heads) stand for its
+    """Up to 0.5.8 a pool of equal layers is dealt out: MiMo's full layers (4 heads) stand for its
     windows (8 heads), which is why PR 18039 changed it."""
     full = 9 * (4 // 4) * (192 + 128) * 2
     cell = full / 9 * (9 + 0.8 * 39)
@@ -210,7 +227,7 @@ def test_older_release_prices_all_layers_alike() -> None:
     assert found.pool is not None
     assert found.pool.pool_tokens.value == int(16 * GIB // cell)
     assert not found.warnings
-    assert reserve("mimo-v2-flash", 8192, version="0.5.20").warnings
+    assert reserve("mimo-v2-flash", 8192, version="0.5.22").warnings
 
 
 @pytest.mark.parametrize(
