@@ -12,7 +12,6 @@ from kvtool.api import _options as engine_options
 from kvtool.auditing import Finding, Overrides, audit_log
 from kvtool.catalog import load_model
 from kvtool.device import load_device
-from kvtool.engines import NAMES as ENGINES
 from kvtool.engines import load as load_engine
 from kvtool.engines.logs import Log, Start, read_log
 from kvtool.errors import UsageError, did_you_mean
@@ -21,6 +20,8 @@ from kvtool.report.record import Report, Row
 from kvtool.units import parse_tokens
 
 CHUNK_BYTES = 1 << 20
+# Engines whose start-up logs are read.
+LOGGED = ("vllm", "sglang", "llamacpp", "trtllm")
 VERDICTS = ("agree", "within-range", "differ", "unknown")
 # Figures in neither bytes nor tokens nor counts.
 RATIOS = frozenset({"concurrency"})
@@ -81,14 +82,10 @@ def _engine(text: str | None) -> tuple[str | None, str | None]:
     if text is None:
         return None, None
     name, _, version = text.strip().lower().partition("@")
-    known = (*ENGINES, "sglang", "trtllm")
-    if name not in known:
-        raise UsageError(
-            f"no engine named '{name}'", did_you_mean(name, known, f"engines: {', '.join(known)}")
-        )
-    if version and name in ENGINES:
-        version = load_engine(name, version).version
-    return name, version or None
+    if name not in LOGGED:
+        known = f"engines: {', '.join(LOGGED)}"
+        raise UsageError(f"no log of an engine named '{name}'", did_you_mean(name, LOGGED, known))
+    return name, load_engine(name, version).version if version else None
 
 
 def _chunks(path: str) -> Iterator[bytes]:

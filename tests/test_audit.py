@@ -59,12 +59,13 @@ def test_what_differs_from_posted_logs_has_a_reason_and_all_else_is_explained() 
 
     assert all(record["reason"] for record in differing)
     assert all(why for *_, why in unknown)
-    assert len(differing) <= 9
+    assert len(differing) <= 10
 
 
 def test_posted_exact_figures_agree_unless_ranks_are_mixed() -> None:
     """Tokens, blocks, concurrency and needs of records with a card: to the printed rounding."""
-    exact = {"tokens", "blocks", "concurrency", "needed", "kv_self", "k_size", "v_size", "kv_size"}
+    exact = {"tokens", "blocks", "concurrency", "needed", "kv_self", "k_size", "v_size", "kv_size",
+             "window_pools", "conv_state", "ssm_state"}  # fmt: skip
     found = [
         (record["id"], verdict)
         for record in RECORDS
@@ -88,7 +89,7 @@ EXCERPTS = {
     "llamacpp_hybrid.log": ({}, {"agree": 6}),
     "llamacpp_two_models.log": ({}, {"agree": 6}),
     "ik_deepseek.log": ({}, {"agree": 2}),
-    "sglang_kimi.log": ({}, {"agree": 1, "unknown": 2}),
+    "sglang_kimi.log": ({}, {"agree": 1, "within-range": 1, "unknown": 1}),
     "trtllm_llama.log": ({"model": "llama-3-8b"}, {"agree": 1, "unknown": 1}),
 }  # fmt: skip
 
@@ -368,7 +369,7 @@ def test_a_line_without_end_is_cut_and_the_next_one_read() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "llama"}, "no engine named 'llama'"),
+        ({"engine": "llama"}, "no log of an engine named 'llama'"),
         ({"engine": "vllm@x"}, "not a vLLM version"),
         ({"gpu": "h900"}, "h900"),
         ({"ctx": "lots"}, "not a number of tokens"),

@@ -24,13 +24,13 @@ def audit_log(log: Log, overrides: Overrides) -> list[list[Finding]]:
     Figures whose prediction lacks something are `unknown` and say what; UsageError only for what
     `overrides` cannot be.
     """
-    from kvtool.auditing import llamacpp, others, vllm
+    from kvtool.auditing import llamacpp, sglang, trtllm, vllm
 
     auditors: dict[str, Auditor] = {
         "vllm": vllm.audit,
         "llamacpp": llamacpp.audit,
-        "sglang": others.audit_sglang,
-        "trtllm": others.audit_trtllm,
+        "sglang": sglang.audit,
+        "trtllm": trtllm.audit,
     }
     known: dict[object, list[Finding]] = {}
     found = []

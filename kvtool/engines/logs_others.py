@@ -40,6 +40,18 @@ def _pool(reader: Reader, match: re.Match[str], line: Line) -> bool:
 _SIDE = re.compile(r"\b(K|V|KV) size: " + SIZE)
 
 
+def _window_pools(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    """Both pools of a model with windows in one figure."""
+    about = {"window": match[3], "full": match[4]}
+    return reader.figure(SGLANG, line, "window_pools", measured(match[1], match[2], 2), **about)
+
+
+def _states(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    about = {"slots": match[1]}
+    reader.figure(SGLANG, line, "conv_state", measured(match[2], match[3], 2), **about)
+    return reader.figure(SGLANG, line, "ssm_state", measured(match[4], match[5], 2), **about)
+
+
 def _allocated(reader: Reader, match: re.Match[str], line: Line) -> bool:
     tokens = match[3].replace(",", "")
     reader.figure(TRTLLM, line, "tokens", (number(tokens), 0.0))
@@ -65,6 +77,16 @@ RULES = (
         SGLANG,
         r"KV Cache is allocated\.(?: dtype: (?:torch\.)?(\w+),)? #tokens: ([0-9,]+), (.*)",
         _pool,
+    ),
+    Rule.of(
+        SGLANG,
+        r"SWAKVPool mem usage: " + SIZE + r", swa size: ([0-9]+), full size: ([0-9]+)",
+        _window_pools,
+    ),
+    Rule.of(
+        SGLANG,
+        r"max_mamba_cache_size: ([0-9]+), conv_state size: " + SIZE + r", ssm_state size: " + SIZE,
+        _states,
     ),
     Rule.of(
         TRTLLM,

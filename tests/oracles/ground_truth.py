@@ -38,6 +38,7 @@ MODELS = {
     "vllm-cx-ministral3-14b-tp2": "ministral-3-14b",
     "sglang-cx-kimi-k25-tp8": "kimi-k2.5",
     "sglang-cx-kimi-k26-npu": "kimi-k2",
+    "sglang-cx-qwen38-27b-nvfp4-gb10": "qwen3.5-27b",
     "trt-cx-nemotron-llm": "llama-3.1-8b",
     "vllm-2418-alpaca2": "llama-2-7b",
     "vllm-cx-qwen3-235b-2507-fp8-tp4-l40s": "qwen3-235b-a22b-fp8",
@@ -77,6 +78,8 @@ REASONS = {
     "vllm-29796-olmo3-7b-6144": "open: 2.41 GiB a request are less than 8 full layers and 24"
     " windows of 4,096 tokens take; batched tokens are not stated",
     "vllm-29796-olmo3-7b-34048": "open: 5.14 GiB a request, as the record above",
+    "sglang-cx-qwen38-27b-nvfp4-gb10": "half the bytes: an fp8 cache, which the checkpoint sets and"
+    " the quote does not say",
     "vllm-cx-qwen25-05b-rocm": "a ROCm build that loads 0.07 GiB more; not explained",
 }
 # The share of memory that the source rounds.
@@ -187,11 +190,23 @@ def sglang_lines(record: Record) -> Iterator[str]:
         "tp_size": record.get("tensor_parallel"),
         "page_size": (record.get("inferred") or {}).get("block_size") or record.get("block_size"),
         "mem_fraction_static": reported.get("mem_fraction_static"),
+        "quantization": (record.get("quantization") or "").partition(" ")[0] or None,
     }
     said = ", ".join(f"{name}={value!r}" for name, value in pairs.items() if value is not None)
     yield f"server_args=ServerArgs({said})"
     if reported.get("weights_gb"):
         yield f"Load weight end. mem usage={reported['weights_gb']} GB."
+    if reported.get("swakvpool_gb") and reported.get("swa_size"):
+        yield (
+            f"SWAKVPool mem usage: {reported['swakvpool_gb']} GB, swa size: {reported['swa_size']},"
+            f" full size: {reported['full_size']}"
+        )
+    if reported.get("max_mamba_cache_size"):
+        yield (
+            f"max_mamba_cache_size: {reported['max_mamba_cache_size']},"
+            f" conv_state size: {reported['conv_state_gb']}GB,"
+            f" ssm_state size: {reported['ssm_state_gb']}GB"
+        )
     sides = [
         f"{name}: {reported[key]} GB"
         for name, key in (
