@@ -279,10 +279,13 @@ def _engine_context(case: Case) -> int | None:
     assert engine is not None
 
     def fits(tokens: int) -> bool:
-        pool = engine.reserve(
-            case.model, tokens, case.batch_size, case.deployment, case.budget
-        ).pool
-        return pool is not None and pool.fits
+        try:
+            found = engine.reserve(
+                case.model, tokens, case.batch_size, case.deployment, case.budget
+            )
+        except UsageError:  # an option bounds the context, such as max_cache_len
+            return False
+        return found.pool is not None and found.pool.fits
 
     return largest(fits, MAX_TOKENS)
 
@@ -369,6 +372,18 @@ def _nothing_fits(case: Case, row: dict[str, Any]) -> str:
     )
 
 
+def _unread_format(case: Case) -> str:
+    """Why the bytes of the weights are not known."""
+    drafts = [case.deployment.draft] if case.deployment.draft else []
+    try:
+        weights.weight_scheme(case.model, case.deployment.dtype)
+        for draft in drafts:
+            weights.weight_scheme(draft, "auto")
+    except ModelError as error:
+        return error.faults[0]
+    return f"the weight format of {case.model.name} is not known"
+
+
 def _warnings(case: Case, row: dict[str, Any], reserve: Reserve | None) -> tuple[str, ...]:
     model = case.model
     found = list(model.notes)
@@ -382,7 +397,7 @@ def _warnings(case: Case, row: dict[str, Any], reserve: Reserve | None) -> tuple
             f"the parameters of {model.name} are not counted: no weights, no fit by device"
         )
     elif model.weights_known and row["weight_bytes"] is None:
-        found.append(f"the weight format of {model.name} is not known here; give it with --dtype")
+        found.append(f"{_unread_format(case)}; give the format of the weights with --dtype")
     device = case.budget.device
     if device is not None and device.memory_is_nominal:
         found.append(f"only the nominal memory of {device.name} is known; the driver shows less")

@@ -30,7 +30,6 @@ from kvtool.model.spec import (
     Recurrent,
     Shared,
     State,
-    Weight,
     shares,
     stages,
 )
@@ -173,8 +172,9 @@ def _state(
             return Kept("shared", 0, 0, ())
         size = read.row_bytes(settings.kv, tp) * context
         return Kept("shared", context, size, (("shared_layers", size),))
+    what = "compressed latent" if isinstance(state, Latent) else state.kind
     raise KvtoolError(
-        f"the transformers adapter does not cover the {state.kind} layers of {model.name} yet",
+        f"the transformers adapter does not cover the {what} layers of {model.name} yet",
         "use --engine logical for what the architecture keeps",
     )
 
@@ -241,14 +241,13 @@ def _recurrent(model: ModelSpec, layer: Layer, state: Recurrent, settings: Setti
         for count, units in state.parts
     )
     if state.kind == "conv":
-        channels = sum(w.shape[0] for w in layer.weights if _is_convolution(w))
-        if not channels:
+        tail = state.tail or _tail(layer, state)
+        if not tail:
             raise KvtoolError(
                 f"the convolution of {model.name} has no width here",
                 "use --engine logical for what the architecture keeps",
             )
-        columns = sum(count for count, _ in state.parts) // channels
-        size = DTYPES[model.dtype].row_bytes(1, elements // columns * (columns + 1))
+        size = DTYPES[model.dtype].row_bytes(1, elements // tail * (tail + 1))
         return Kept("conv", 0, size, (("tail_column", size - logical),))
     old = _is_mamba2(layer) and not settings.release.float32_states
     plain = old or model.model_type in MODEL_TYPE_STATES
@@ -256,8 +255,15 @@ def _recurrent(model: ModelSpec, layer: Layer, state: Recurrent, settings: Setti
     return Kept("recurrent", 0, size, (("state_dtype", size - logical),))
 
 
-def _is_convolution(weight: Weight) -> bool:
-    return len(weight.shape) > 1 and ("conv1d" in weight.name or weight.name.endswith(".conv"))
+def _tail(layer: Layer, state: Recurrent) -> int:
+    """Columns of a convolution's tail, from the channels of its kernels; 0 without kernels."""
+    kernels = [
+        weight
+        for weight in layer.weights
+        if len(weight.shape) > 1 and ("conv1d" in weight.name or weight.name.endswith(".conv"))
+    ]
+    channels = sum(weight.shape[0] for weight in kernels)
+    return sum(count for count, _ in state.parts) // channels if channels else 0
 
 
 def _is_mamba2(layer: Layer) -> bool:

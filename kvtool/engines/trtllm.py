@@ -160,11 +160,20 @@ def _rows(model: ModelSpec, layers: Sequence[Layer], settings: Settings, context
             elif isinstance(state, Recurrent):
                 found.append(Row(state, state.bytes(context, kv, settings.parallel), None))
             else:
-                raise KvtoolError(
-                    f"the trtllm adapter does not cover the {state.kind} layers of {model.name}",
-                    "use --engine logical for what the architecture keeps",
-                )
+                raise _uncovered(model, state)
     return found
+
+
+def _uncovered(model: ModelSpec, state: State) -> KvtoolError:
+    what = f"{state.kind} layers"
+    if isinstance(state, Attention) and state.kind != "cross":
+        what = f"keys of {state.head_dim} and values of {state.v_head_dim} elements"
+    if isinstance(state, Latent):
+        what = "compressed latent layers"
+    return KvtoolError(
+        f"the trtllm adapter does not cover the {what} of {model.name} yet",
+        "use --engine logical for what the architecture keeps",
+    )
 
 
 def _has_one_width(state: Attention) -> bool:

@@ -167,3 +167,17 @@ def test_blocks_are_refused() -> None:
 def test_a_version_that_was_not_run_says_so() -> None:
     assert of_card("llama-3.1-8b", 4096, version="5.0.0").warnings
     assert not of_card("llama-3.1-8b", 4096).warnings
+
+
+def test_largest_context_of_a_static_cache_is_its_length() -> None:
+    options = {"cache_implementation": "static", "max_cache_len": "8192"}
+    case = fit.Case(
+        load_model("llama-3.1-8b"),
+        4096,
+        1,
+        engines.load("transformers"),
+        Deployment(options=options),
+        Budget(device=load_device("h100")),
+    )
+
+    assert fit.size(case).row["max_context_tokens"] == 8192
