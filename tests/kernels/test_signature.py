@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -118,6 +119,23 @@ def test_lengths_that_exceed_their_tensors_are_named(changed, message):
         load("reference").plan(**tensors(**changed))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the refusal is for machines without CUDA")
+def test_triton_without_a_gpu_is_refused():
+    code = (
+        "import torch; from kvtool.kernels import load; from kvtool.errors import DeviceError\n"
+        "x = torch.zeros(1, 3, 2, 16); n = torch.tensor([3], dtype=torch.int32)\n"
+        "try: load('flash').plan(x, x, x, kv_lens=n, path='triton')\n"
+        "except DeviceError as e: print(e, e.exit_code)"
+    )
+    environment = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}
+
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True
+    )
+
+    assert run.stdout == "path 'triton' cannot run on cpu 4\n"
+
+
 def test_blocks_outside_the_pool_are_named():
     pool = torch.zeros(3, 16, 2, 16)
     table = int32(0, 1, 2, 3).view(2, 2)
@@ -127,11 +145,12 @@ def test_blocks_outside_the_pool_are_named():
 
 
 def test_triton_refuses_shapes_that_its_kernels_do_not_take():
-    q, k = torch.zeros(1, 1, 2, 512), torch.zeros(1, 8, 2, 512)
-    v = torch.zeros(1, 8, 2, 16).transpose(1, 2).contiguous().transpose(1, 2)
-    plan = load("flash").plan
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    q, k = (torch.zeros(1, n, 2, 512, device=device) for n in (1, 8))
+    v = torch.zeros(1, 2, 8, 16, device=device).transpose(1, 2)
+    plan, lens = load("flash").plan, int32(8).to(device)
 
     with pytest.raises(ShapeError, match="head_dim 512"):
-        plan(q, k, k, kv_lens=int32(8), path="triton")
+        plan(q, k, k, kv_lens=lens, path="triton")
     with pytest.raises(ShapeError, match="strides"):
-        plan(q[..., :16].contiguous(), k[..., :16], v, kv_lens=int32(8), path="triton")
+        plan(q[..., :16].contiguous(), k[..., :16], v, kv_lens=lens, path="triton")
