@@ -1,6 +1,6 @@
 """The transformers adapter against what its cache classes hold after real steps.
 
-The rows of tests/golden/transformers_cache.json come from tests/oracles/transformers_cache_oracle.py:
+The rows of tests/golden/transformers_cache.json come from the oracle script of the same name:
 tiny random models, four versions.
 """
 
