@@ -2,7 +2,8 @@
 export PYTHONSAFEPATH := 1
 PYTHON ?= python
 
-.PHONY: setup check format lint types test test-gpu bench oracles docs clean
+.PHONY: setup check format lint types test test-gpu bench oracles docs clean \
+	oracle-transformers oracle-vllm oracle-llamacpp oracle-gguf oracle-calculators oracle-logs
 
 setup:  ## an editable install with everything, and the commit hooks
 	$(PYTHON) -m pip install -e ".[all,test,dev]"
@@ -36,12 +37,49 @@ bench:  ## ratios measured side by side in one run
 	$(PYTHON) benchmarks/startup.py
 	$(PYTHON) benchmarks/simulate.py
 
-oracles:  ## compare the golden files with other people's code, report drift
+# Compare the golden files with other people's code and report drift; `make -k` goes on after one.
+oracles: $(addprefix oracle-,transformers vllm llamacpp gguf calculators logs)
+
+oracle-transformers:
 	$(PYTHON) tests/oracles/transformers_oracle.py defaults --check
 	$(PYTHON) tests/oracles/transformers_oracle.py counts --cards --check
+	$(PYTHON) tests/oracles/class_counts.py --check
+	$(PYTHON) tests/oracles/towers_oracle.py defaults --check
+	$(PYTHON) tests/oracles/transformers_cache_oracle.py --check
+
+oracle-vllm:
+	$(if $(and $(VLLM_SRC),$(VLLM_PYTHON),$(VLLM_VERSION)), \
+	PYTHONPATH=tests/oracles $(VLLM_PYTHON) tests/oracles/vllm_oracle.py \
+	--source $(VLLM_SRC) --version $(VLLM_VERSION) --check, \
+	@echo "not run: vllm_oracle.py needs VLLM_SRC, VLLM_PYTHON and VLLM_VERSION")
+
+oracle-llamacpp:
+	$(if $(LLAMACPP_PYTHON), \
+	PYTHONPATH=$(CURDIR) $(LLAMACPP_PYTHON) tests/oracles/llamacpp_oracle.py --check, \
+	@echo "not run: llamacpp_oracle.py needs LLAMACPP_PYTHON")
+
+oracle-gguf:
+	$(if $(and $(GGUF_SRC),$(CONFIGS)), \
+	$(PYTHON) tests/oracles/gguf_oracle.py --source $(GGUF_SRC) --configs $(CONFIGS) \
+	--check tests/golden/gguf_converter.json, \
+	@echo "not run: gguf_oracle.py needs GGUF_SRC and CONFIGS")
+
+oracle-calculators:
+	$(PYTHON) tests/oracles/calculators.py page --check
+	$(if $(CALCULATORS_PYTHON), \
+	$(CALCULATORS_PYTHON) tests/oracles/calculators.py figures --check, \
+	@echo "not run: calculators.py figures needs CALCULATORS_PYTHON")
+
+oracle-logs:
+	$(if $(RECORDS), \
+	$(PYTHON) tests/oracles/ground_truth.py $(RECORDS) --check, \
+	@echo "not run: ground_truth.py needs RECORDS")
 
 docs:  ## rebuild the generated pages
-	$(PYTHON) tests/oracles/models_table.py
+	$(if $(CONFIGS), \
+	$(PYTHON) tests/oracles/models_table.py $(CONFIGS), \
+	@echo "not run: models_table.py needs CONFIGS, a folder with configurations")
+	$(PYTHON) tests/oracles/calculators.py page
 
 clean:
 	rm -rf .types .ci-venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
