@@ -9,12 +9,13 @@ from kvtool.version import __version__
 
 if TYPE_CHECKING:
     from kvtool.api import size
+    from kvtool.api_audit import audit
     from kvtool.api_bench import bench
     from kvtool.api_simulate import simulate
 
-__all__ = ["__version__", "bench", "simulate", "size"]
+__all__ = ["__version__", "audit", "bench", "simulate", "size"]
 
-_HOMES = {"size": "api", "simulate": "api_simulate", "bench": "api_bench"}
+_HOMES = {"size": "api", "audit": "api_audit", "simulate": "api_simulate", "bench": "api_bench"}
 
 
 def __getattr__(name: str) -> Any:

@@ -98,8 +98,14 @@ def size(
 
                 sized.row["explain"] = explanations(case, sized.row)
             report.results.append(sized.row)
-            report.warnings += [w for w in sized.warnings if w not in report.warnings]
+            report.warnings += _new_warnings(report, sized.warnings, spec.name, len(models) > 1)
     return report
+
+
+def _new_warnings(report: Report, warnings: Iterable[str], model: str, several: bool) -> list[str]:
+    """Warnings not said yet; with several models each names its own."""
+    named = [w if not several or model in w else f"{model}: {w}" for w in warnings]
+    return [warning for warning in named if warning not in report.warnings]
 
 
 def _inputs(given: Mapping[str, Any]) -> dict[str, Any]:

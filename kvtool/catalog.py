@@ -67,7 +67,8 @@ def _unknown(name: str) -> UsageError:
     if "/" in name and not name.startswith((".", "/", "~")) and name.count("/") == 1:
         hint += f"; hf:{name} asks the hub"
     known = [*card_names(), *_aliases()]
-    return UsageError(f"no model card named '{name}'", did_you_mean(name, known, hint))
+    shown = name if len(name) <= 60 else f"{name[:57]}.."
+    return UsageError(f"no model card named '{shown}'", did_you_mean(name[:200], known, hint))
 
 
 def _from_folder(path: Path) -> ModelSpec:

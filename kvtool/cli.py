@@ -18,12 +18,14 @@ from kvtool.version import __version__
 # Verb -> (module, attribute); the attribute is a function or, for a group, a Typer app.
 COMMANDS = {
     "size": "kvtool.commands.size",
+    "audit": "kvtool.commands.audit",
     "simulate": "kvtool.commands.simulate",
     "bench": "kvtool.commands.bench",
     "models": "kvtool.commands.models",
     "devices": "kvtool.commands.devices",
 }
 
+INTERRUPTED = 130
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -83,7 +85,7 @@ def run(args: Sequence[str]) -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -114,13 +116,20 @@ def _run(args: list[str]) -> int:
         where = getattr(getattr(error, "ctx", None), "command_path", "kvtool")
         message = error.format_message().splitlines()[0].rstrip(".")
         raise UsageError(message[:1].lower() + message[1:], f"see `{where} --help`") from None
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
 
 
 def complain(error: KvtoolError) -> None:
     """One `error:` line per fault, five at most, then the hint."""
     for fault in error.faults[:5]:
-        print(f"error: {fault}", file=sys.stderr)
+        print(f"error: {_printable(fault)}", file=sys.stderr)
     if len(error.faults) > 5:
         print(f"error: .. and {len(error.faults) - 5} more", file=sys.stderr)
-    print(f"hint: {error.hint}", file=sys.stderr)
+    print(f"hint: {_printable(error.hint)}", file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    """`text` with control characters spelled out: files and arguments may hold any."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import typer
-
 from kvtool.errors import UsageError
 
 CONVERT: dict[object, tuple[Callable[[Any], Any], str]] = {

@@ -123,6 +123,7 @@ class Fields:
         if not path:
             self.drop_sizes()
         self.dtype = "bfloat16"
+        self.assumed: set[str] = set()
 
     def drop_sizes(self) -> None:
         """Forgets the class's own layers, heads and width: a whole configuration states them."""
@@ -180,8 +181,11 @@ class Fields:
         return name, None if null else self._default(name)
 
     def _default(self, name: str) -> Any:
+        """The class's default; `assumed` keeps the sizes that a section left to its class."""
         for spelling in (name, *SYNONYMS.get(name, ())):
             if self.defaults.get(spelling) is not None:
+                if name in SIZES:
+                    self.assumed.add(name)
                 return self.defaults[spelling]
         return None
 

@@ -56,10 +56,18 @@ def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]
             dtype=dtype,
             rotary=rotary,
             quantization=quantization,
-            notes=spec.notes + notes,
+            notes=spec.notes + notes + _assumed(text),
         ),
         root.used,
     )
+
+
+def _assumed(text: Fields) -> tuple[str, ...]:
+    """A note where a section leaves its size to its class, as LLaVA 1.5 does."""
+    if not text.assumed:
+        return ()
+    names = ", ".join(sorted(text.assumed))
+    return (f"{text.path.rstrip('.')} leaves {names} to {text.model_type}: defaults of the class",)
 
 
 def _with_towers(spec: ModelSpec, root: Fields) -> ModelSpec:
@@ -109,6 +117,8 @@ def _text_section(root: Fields) -> Fields:
             continue
         default = section_type(section.model_type, name)
         inner = section.child(name, model_type=default or section.model_type)
+        if not default:
+            inner.drop_sizes()
         inner.defaults = {**inner.defaults, **section_defaults(section.model_type, name)}
         _inherit_tying(section, inner)
         section = inner
@@ -158,9 +168,12 @@ def _dtype(root: Fields, text: Fields) -> tuple[str, tuple[str, ...]]:
     for fields in (text, root):
         for name in ("torch_dtype", "dtype"):
             value = fields.raw.get(name)
-            if isinstance(value, str) and value != "auto":
-                fields.used.add(fields.path + name)
+            if value is None or value == "auto":
+                continue
+            fields.used.add(fields.path + name)
+            if isinstance(value, str):
                 return fields.dtype_name(name, value), ()
+            fields.fault(name, value, "the name of a dtype")
     return "bfloat16", ("the configuration states no dtype; 16-bit weights and cache assumed",)
 
 

@@ -82,7 +82,7 @@ def towers(root: Fields, hidden: int) -> tuple[tuple[Weight, ...], tuple[str, ..
         except Unstated:
             found = None
         if found is None:
-            root.used.add(f"{root.path}{name}")
+            root.used.add(f"{root.path}{name}.model_type")
         weights += found or ()
         unknown += (f"{root.path}{name}",) if found is None else ()
     if not root.path and isinstance(root.raw.get("thinker_config"), Mapping):
