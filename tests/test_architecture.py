@@ -34,7 +34,6 @@ ORDER = (
     "curve",
     "theory",
     "simulation",
-    "simulate",
     "kernels",
     "benchmark",
     "report",
@@ -48,6 +47,13 @@ ORDER = (
 # What the core must not know.
 FOREIGN = {"typer", "rich", "click"}
 CORE = ORDER[: ORDER.index("kernels")]
+
+
+def test_the_architecture_page_has_the_same_order():
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    listed = page.partition("one order")[2].partition(":\n\n")[2].partition(".\n")[0]
+
+    assert tuple(name.strip(" `\n") for name in listed.split(",")) == ORDER
 
 
 def sources() -> list[Path]:
