@@ -81,6 +81,12 @@ def test_posted_exact_figures_agree_unless_ranks_are_mixed() -> None:
 
 
 EXCERPTS = {
+    "vllm_0.31_a100.log": ({"gpu": "a100-sxm-80gb"},
+                           {"agree": 2, "within-range": 3, "unknown": 2}),
+    "vllm_0.10_llava.log": ({"gpu": "h100", "model": "mistral-7b-v0.2"},
+                            {"agree": 3, "within-range": 1, "differ": 2, "unknown": 3}),
+    "vllm_refused.log": ({"model": "qwen3-8b"}, {"agree": 2, "unknown": 1}),
+    "sglang_mimo.log": ({}, {"agree": 10, "unknown": 2}),
     "vllm_v1_two_engines.log": ({"gpu": "h100"}, {"agree": 4, "within-range": 1, "unknown": 1}),
     "vllm_ranks.log": ({"model": "qwen3-235b-a22b-fp8"},
                        {"agree": 2, "within-range": 2, "unknown": 2}),
@@ -255,6 +261,37 @@ def test_lines_that_cannot_be_used_are_counted() -> None:
     assert report.beside["log"] == {
         "lines": 4, "used": 2, "not_used": 1, "cut": 0, "starts": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "device_memory_gib=inf", "device_memory_gib=nan", "swap_space=inf", "max_seq_len=0",
+        "max_seq_len=999999999999999999", "gpu_memory_utilization=inf", "kv_cache_dtype=''",
+        "pipeline_parallel_size=999", "num_speculative_tokens=9999999", "dtype=torch.void",
+    ],
+)  # fmt: skip
+def test_absurd_settings_do_no_harm(setting: str) -> None:
+    blocks = "# GPU blocks: 29,751, # CPU blocks: 2048"
+
+    found = rows(f"{CONFIG}, {setting}", POOL, blocks, TOKENS, CONCURRENCY, gpu="h100")
+
+    assert len(found) == 5
+
+
+def test_a_hybrid_that_reuses_prefixes_is_held_against_the_ways_to_keep_states() -> None:
+    """vLLM 0.22 does not log that it keeps two states of a request (align mode)."""
+    lines = (
+        "Initializing a V1 LLM engine (v0.22.1) with config:"
+        " model='Qwen/Qwen3-Next-80B-A3B-Instruct', max_seq_len=32768, enable_prefix_caching=True",
+        "Available KV cache memory: 72.40 GiB",
+        "GPU KV cache size: 4,361,338 tokens",
+    )
+
+    named = rows(*lines, engine_opt=["mamba_cache_mode=align"])[-1]["predicted"]
+    found = rows(*lines)[-1]
+
+    assert found["predicted"] == named
 
 
 def test_an_empty_log_is_no_fault() -> None:

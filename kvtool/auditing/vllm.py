@@ -26,7 +26,7 @@ from kvtool.engines.logs import GIB, Figure, Start
 from kvtool.engines.vllm_options import OPTIONS
 from kvtool.engines.vllm_releases import RELEASES, find_release
 from kvtool.errors import KvtoolError
-from kvtool.model.spec import ModelSpec, Parallel
+from kvtool.model.spec import ModelSpec, Parallel, Recurrent
 
 NAMES = ("model", "model_tag", "served_model_name")
 # The log's spelling of the options that kvtool's adapter takes.
@@ -44,7 +44,26 @@ def audit(start: Start, overrides: Overrides) -> list[Finding]:
     if model is None:
         return [_bookkeeping(figure, start) for figure in start.figures]
     candidates, note = _versions(start, overrides)
-    return best(_audit(start, model, version, overrides, note) for version in candidates)
+    return best(
+        _audit(start, model, version, replace(overrides, options=options), note)
+        for version in candidates
+        for options in _modes(start, model, version, overrides)
+    )
+
+
+def _modes(
+    start: Start, model: ModelSpec, version: str, overrides: Overrides
+) -> list[dict[str, str]]:
+    """Options of rival explanations: where prefixes of a hybrid are reused, older releases keep its
+    states in one of two ways that the log does not name."""
+    given = dict(overrides.options)
+    recurrent = any(isinstance(state, Recurrent) for state in model.states())
+    reuses = start.settings.get("enable_prefix_caching") == "True"
+    named = "mamba_cache_mode" in {**start.settings, **given}
+    release = find_release(version)[1]
+    if not (recurrent and reuses) or named or release.hybrid_prefix_caching:
+        return [given]
+    return [given | {"mamba_cache_mode": mode} for mode in ("align", "all")]
 
 
 def _versions(start: Start, overrides: Overrides) -> tuple[list[str], str]:
@@ -159,7 +178,7 @@ def _device(said: dict[str, str], device: DeviceSpec | None) -> DeviceSpec | Non
     """The device as the user names it, with the total memory that the log prints."""
     try:
         total = int(float(said["device_memory_gib"]) * GIB)
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         return device
     if total <= 0:
         return device

@@ -105,6 +105,8 @@ def _weights(case: Case, figure: Figure) -> Prediction | str:
 
 def _pool_bytes(case: Case, figure: Figure) -> Prediction | str:
     """The share of the device less what was printed above, and the estimate of what was not."""
+    if case.start.settings.get("pool_is_given") == "true":
+        return "given by kv_cache_memory_bytes, not found"
     if case.device is None:
         return "the device's memory is not in the log; give it with --gpu"
     if case.fraction is None:
@@ -125,10 +127,11 @@ def _pool_bytes(case: Case, figure: Figure) -> Prediction | str:
 def _terms(case: Case, figure: Figure) -> list[Prediction] | str:
     """What leaves the pool: weights, activation, other memory and graphs, printed or estimated."""
     names = {"weights": "weights", "activation": "activation", "non_torch": "other"}
-    peak = _above(case, figure, "peak_torch")
-    found = [] if peak is None else [_printed(peak, "weights and activation")]
-    if peak is not None:
-        names = {"non_torch": "other"}
+    found = []
+    for name, said, rest in JOINED:
+        joined = _above(case, figure, name)
+        if joined is not None:
+            found, names = [_printed(joined, said)], {name: names[name] for name in rest}
     if case.release.graphs_subtracted and not case.is_eager:
         names["graphs"] = "graphs"
     missing = []
@@ -147,6 +150,13 @@ def _terms(case: Case, figure: Figure) -> list[Prediction] | str:
             why = f"{term.name} (estimated)"
             found.append(Prediction(size.value, size.low, size.high, why, is_estimate=True))
     return found
+
+
+# Figures that two terms are printed as: their name, what they are, the terms that are left.
+JOINED = (
+    ("peak_torch", "weights and activation", ("non_torch",)),
+    ("consumed", "weights and other", ("activation",)),
+)
 
 
 def _printed(figure: Figure, why: str) -> Prediction:
@@ -267,7 +277,7 @@ def _cpu_blocks(case: Case, figure: Figure) -> Prediction | str:
     """Blocks of the swap space of V0, 4 GiB unless the log says otherwise."""
     try:
         space = int(float(case.start.settings.get("swap_space", "4")) * GIB)
-    except ValueError:
+    except (ValueError, OverflowError):
         space = SWAP_BYTES
     return Prediction.exact(space // case.reserve().bytes_per_block, "swap space // block")
 
@@ -290,9 +300,27 @@ def _estimated_term(name: str) -> Callable[[Case, Figure], Prediction | str]:
     return predict
 
 
+def _consumed(case: Case, figure: Figure) -> Prediction | str:
+    """Weights as printed above, and the estimate of what is not torch's."""
+    weights = _above(case, figure, "weights")
+    other = _estimated_term("other")(case, figure)
+    if weights is None:
+        return "the weights are not printed above"
+    if isinstance(other, str):
+        return other
+    return Prediction(
+        weights.value + other.value,
+        weights.low + other.low,
+        weights.high + other.high,
+        "weights printed above + memory outside torch, estimated",
+        is_estimate=True,
+    )
+
+
 PREDICTORS: dict[str, Callable[[Case, Figure], Prediction | str]] = {
     "weights": _weights,
     "pool": _pool_bytes,
+    "pool_in_use": _pool_bytes,
     "blocks": _blocks_of_pool,
     "cpu_blocks": _cpu_blocks,
     "tokens": _tokens_of_pool,
@@ -304,4 +332,5 @@ PREDICTORS: dict[str, Callable[[Case, Figure], Prediction | str]] = {
     "activation": _estimated_term("activation"),
     "non_torch": _estimated_term("other"),
     "graphs": _estimated_term("graphs"),
+    "consumed": _consumed,
 }

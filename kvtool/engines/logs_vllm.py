@@ -78,9 +78,8 @@ def _needed(reader: Reader, match: re.Match[str], line: Line) -> bool:
     """The refusal to start: what the maximum needs, what there is, what would fit."""
     context = match[1].replace(",", "")
     reader.start(ENGINE, line).settings.setdefault("max_model_len", context)
-    places = len(match[2].partition(".")[2])
-    reader.figure(ENGINE, line, "needed", measured(match[2], match[3], min(places, 2)))
-    reader.figure(ENGINE, line, "pool", measured(match[4], match[5], min(places, 2)))
+    reader.figure(ENGINE, line, "needed", measured(match[2], match[3], 2))
+    reader.figure(ENGINE, line, "pool", measured(match[4], match[5], 2))
     return True
 
 
@@ -108,12 +107,29 @@ def _profile(reader: Reader, match: re.Match[str], line: Line) -> bool:
 
 
 def _usage(reader: Reader, match: re.Match[str], line: Line) -> bool:
-    """V1's account: weights, activation, memory outside torch, and graphs where printed."""
-    names = ("weights", "activation", "non_torch", "graphs")
-    sizes = [part for part in match.groups() if part is not None]
-    for name, text in zip(names, sizes, strict=False):
-        reader.figure(ENGINE, line, name, measured(text, "GiB", 2))
-    return True
+    """V1's account after the start; weights and other memory apart, or together (0.27)."""
+    found = _PART.findall(match[1])
+    for size, part in found:
+        reader.figure(ENGINE, line, PARTS[part], measured(size, "GiB", 2))
+    return bool(found)
+
+
+PARTS = {
+    "weight": "weights", "consumed": "consumed", "peak activation": "activation",
+    "non-torch": "non_torch", "CUDAGraph": "graphs_captured",
+}  # fmt: skip
+_PART = re.compile(NUMBER + r" GiB for (" + "|".join(PARTS) + r")")
+
+
+def _in_use(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    """The pool to the byte, or in GiB (0.20)."""
+    size = (number(match[1]), 0.5) if match[2] == "bytes" else measured(match[1], match[2], 2)
+    return reader.figure(ENGINE, line, "pool_in_use", size)
+
+
+def _given_pool(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    reader.start(ENGINE, line).put("pool_is_given", "true")
+    return _size("pool")(reader, match, line)
 
 
 def _v0_weights(reader: Reader, match: re.Match[str], line: Line) -> bool:
@@ -165,18 +181,14 @@ RULES = (
         + r" GiB\).{0,60}utilization is \(([0-9.]+)",
         _memory,
     ),
+    _rule(r"Actual usage is (.{0,400})", _usage),
+    _rule(r"Current kv cache memory in use is " + NUMBER + r" (bytes|GiB)", _in_use),
+    _rule(r"Estimated CUDA graph memory: " + SIZE, _size("graphs")),
+    _rule(r"The current --gpu-memory-utilization=([0-9.]+) is equivalent", _setting(_FRACTION)),
     _rule(
-        r"Actual usage is "
-        + NUMBER
-        + r" GiB for (?:weight|consumed)\w*, "
-        + NUMBER
-        + r" GiB for peak activation, "
-        + NUMBER
-        + r" GiB for non-torch memory"
-        + r"(?:, and "
-        + NUMBER
-        + r" GiB for CUDAGraph)?",
-        _usage,
+        r"reserved " + SIZE + r" memory for KV Cache as specified",
+        _given_pool,
+        "memory for KV Cache as specified",
     ),
     _rule(r"GPU KV cache size: ([0-9,]+) tokens", _count("tokens")),
     _rule(r"Maximum concurrency for ([0-9,]+) tokens per request: " + NUMBER + "x", _concurrency),
@@ -196,6 +208,7 @@ RULES = (
         r"max seq len \(([0-9,]+)\)[^0-9]{1,20}" + SIZE + r" KV cache is needed.{0,80}?\(" + SIZE,
         _needed,
     ),
+    _rule(r"tokens that can be stored in KV cache \(([0-9,]+)\)", _count("tokens")),
     _rule(r"estimated maximum model length is ([0-9,]+)", _count("estimated_max_model_len")),
     _rule(r"size by the dcp_world_size ([0-9]+)", _setting("decode_context_parallel_size")),
 )
