@@ -213,9 +213,14 @@ def _card(data: bytes, where: str, name: str) -> ModelCard:
     return ModelCard(name, tuple(aliases), raw["source"], config, str(raw.get("note") or ""))
 
 
-def make_card(raw: object, name: str, source: str, aliases: tuple[str, ...] = ()) -> ModelCard:
-    """A card with those fields of a raw configuration that decide its cache and weights."""
-    _, used = read_config(raw, name, name)
+def make_card(
+    raw: object, name: str, source: str, aliases: tuple[str, ...] = (), where: str | None = None
+) -> ModelCard:
+    """A card with those fields of a raw configuration that decide its cache and weights.
+
+    `where` says in errors what was read; by default it is the name.
+    """
+    _, used = read_config(raw, name, where or name)
     assert isinstance(raw, Mapping)
     return ModelCard(name, aliases, source, _keep(raw, used, ""))
 
@@ -231,9 +236,7 @@ def import_card(path: str, name: str | None = None) -> ModelCard:
             raise UsageError(f"no file '{path}'", "pass the config.json of a model, or its folder")
         data, where, own = _read_bounded(file), str(file), _name_of(file)
     raw = parse_json(data, where)
-    _, used = read_config(raw, own, where)
-    assert isinstance(raw, Mapping)
-    return ModelCard(name or own.lower(), (), "config.json given by the user", _keep(raw, used, ""))
+    return make_card(raw, name or own.lower(), "config.json given by the user", where=where)
 
 
 def _name_of(path: Path) -> str:

@@ -15,7 +15,7 @@ from kvtool.commands.values import convert_plainly
 from kvtool.errors import KvtoolError, UsageError, did_you_mean
 from kvtool.version import __version__
 
-# Verb -> (module, attribute); the attribute is a function or, for a group, a Typer app.
+# Verb -> the module that has a function of that name or, for a group, a Typer `app`.
 COMMANDS = {
     "size": "kvtool.commands.size",
     "audit": "kvtool.commands.audit",
@@ -70,7 +70,7 @@ def build(verbs: Sequence[str]) -> typer.Typer:
 
 
 def main() -> None:
-    """Runs the command line and exits: 0, or the code that `guide` of the errors says."""
+    """Runs the command line and exits with its code."""
     sys.exit(run(sys.argv[1:]))
 
 

@@ -105,7 +105,7 @@ def _states(
             yield _line(
                 f"{count} {state.kind} states",
                 "layers x elements x bytes",
-                f"{count} x ({elements}) x {4 if state.dtype == 'float32' else 2}",
+                f"{count} x ({elements}) x {_width(load_dtype(state.dtype))}",
                 value,
                 f"{state.dtype}, does not grow",
             )

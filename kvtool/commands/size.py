@@ -107,7 +107,8 @@ def size(
         str,
         typer.Option(
             metavar="E[@VERSION][,..]",
-            help="logical, or an engine's own rules: vllm, all.",
+            help="logical, or an engine's own rules: vllm, sglang, trtllm, llamacpp, transformers,"
+            " all.",
             rich_help_panel=ENGINE,
         ),
     ] = "logical",

@@ -9,7 +9,6 @@ the total. Nothing of a checkpoint is executed: pickled weights are not opened.
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -40,8 +39,6 @@ _PATTERNS = (
     "*.safetensors",
 )
 _POINTER = b"version https://git-lfs"
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.([0-9]{1,5})\.")
-_TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|image|speech)[a-z_]*\.")
 _DAMAGED = "the file may be cut off or damaged; download it again"
 
 
@@ -73,30 +70,6 @@ class Checkpoint:
     def parameters(self) -> int | None:
         """Elements as stored; None where only the total is known."""
         return sum(tensor.elements for tensor in self.tensors) if self.tensors else None
-
-    def dtype_bytes(self) -> dict[str, int]:
-        """Bytes by dtype, largest first."""
-        total: dict[str, int] = {}
-        for tensor in self.tensors:
-            total[tensor.dtype] = total.get(tensor.dtype, 0) + tensor.stored_bytes
-        return dict(sorted(total.items(), key=lambda item: -item[1]))
-
-    def by_layer(self) -> dict[int | None, tuple[StoredTensor, ...]]:
-        """The tensors of every decoder layer; under None those outside of layers."""
-        found: dict[int | None, list[StoredTensor]] = {}
-        for tensor in self.tensors:
-            found.setdefault(layer_of(tensor.name), []).append(tensor)
-        return {layer: tuple(tensors) for layer, tensors in found.items()}
-
-
-def layer_of(name: str) -> int | None:
-    """The decoder layer that a tensor's name belongs to, None outside of layers.
-
-    >>> layer_of("model.layers.7.self_attn.q_proj.weight"), layer_of("lm_head.weight")
-    (7, None)
-    """
-    match = _LAYER.search(name)
-    return int(match[1]) if match and not _TOWER.search(name) else None
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:

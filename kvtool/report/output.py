@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import tempfile
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "jsonl", "csv", "md")
 _SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".md": "md", ".txt": "table"}
 
-WIDTH = 80  # columns at least: a narrower terminal breaks lines, but no figure is cut short
+# Columns of a file and a pipe, and the least: a narrower terminal breaks lines, no figure is cut.
+WIDTH = 80
 
 View = Callable[[Report], "list[RenderableType]"]
 
@@ -56,10 +58,11 @@ def text_of(report: Report, fmt: str, view: View) -> str:
     if fmt == "table":
         from rich.console import Console
 
-        out = Console(width=80, highlight=False, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+        text = io.StringIO()
+        out = Console(width=WIDTH, highlight=False, file=text)
         for piece in view(report):
             out.print(piece)
-        return out.export_text()
+        return text.getvalue()
     writers: dict[str, Callable[[], str]] = {
         "json": lambda: report.to_json() + "\n",
         "jsonl": report.to_jsonl,

@@ -16,7 +16,6 @@ from kvtool.model.checkpoint import (
     DTYPE_BITS,
     Checkpoint,
     StoredTensor,
-    layer_of,
     read_checkpoint,
     read_safetensors,
 )
@@ -65,39 +64,6 @@ def test_a_single_file_gives_exact_bytes_and_parameters(tmp_path: Path) -> None:
     assert found is not None
     assert found.total_bytes == 1600 + 128 + 4 + 128 + 16 + 8
     assert found.parameters == 800 + 128 + 1 + 128 + 8 + 1
-    assert found.dtype_bytes() == {"BF16": 1616, "F8_E4M3": 256, "I64": 8, "F32": 4}
-
-
-def test_tensors_are_grouped_by_layer(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "model.safetensors", TENSORS)
-
-    found = read_checkpoint(tmp_path)
-
-    assert found is not None
-    names = {layer: [t.name for t in tensors] for layer, tensors in found.by_layer().items()}
-    assert names == {
-        None: ["model.embed_tokens.weight", "model.norm.weight", "step"],
-        0: ["model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight_scale_inv"],
-        1: ["model.layers.1.mlp.up_proj.weight"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [
-        ("model.layers.12.self_attn.q_proj.weight", 12),
-        ("transformer.h.3.attn.c_attn.weight", 3),
-        ("model.language_model.layers.5.mlp.gate.weight", 5),
-        ("backbone.layers.0.mixer.A_log", 0),
-        ("transformer.blocks.9.ffn.up_proj.weight", 9),
-        ("model.visual.blocks.7.attn.qkv.weight", None),
-        ("vision_tower.vision_model.encoder.layers.2.mlp.fc1.weight", None),
-        ("model.audio_tower.layers.1.fc1.weight", None),
-        ("lm_head.weight", None),
-    ],
-)
-def test_the_layer_is_read_from_the_name(name: str, layer: int | None) -> None:
-    assert layer_of(name) == layer
 
 
 def write_shards(folder: Path, *, total: object = 1884) -> None:
