@@ -285,7 +285,7 @@ def test_a_hybrid_that_reuses_prefixes_is_held_against_the_ways_to_keep_states()
         "Initializing a V1 LLM engine (v0.22.1) with config:"
         " model='Qwen/Qwen3-Next-80B-A3B-Instruct', max_seq_len=32768, enable_prefix_caching=True",
         "Available KV cache memory: 72.40 GiB",
-        "GPU KV cache size: 4,361,338 tokens",
+        "GPU KV cache size: 1,000,000 tokens",
     )
 
     named = rows(*lines, engine_opt=["mamba_cache_mode=align"])[-1]["predicted"]

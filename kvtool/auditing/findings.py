@@ -64,7 +64,7 @@ def unknown(figure: Figure, why: str) -> Finding:
 
 def best(rivals: Iterable[list[Finding]]) -> list[Finding]:
     """Of rival explanations of a log the first under which all figures agree, else the one under
-    which fewest differ and most agree."""
+    which fewest differ and most agree; one that explains nothing comes last."""
     found: list[list[Finding]] = []
     for rival in rivals:
         found.append(rival)
@@ -73,9 +73,10 @@ def best(rivals: Iterable[list[Finding]]) -> list[Finding]:
     return min(found, key=_faults)
 
 
-def _faults(findings: list[Finding]) -> tuple[int, int]:
+def _faults(findings: list[Finding]) -> tuple[bool, int, int]:
     verdicts = [finding.verdict for finding in findings]
-    return verdicts.count("differ"), -verdicts.count("agree")
+    explains = any(verdict != "unknown" for verdict in verdicts)
+    return not explains, verdicts.count("differ"), -verdicts.count("agree")
 
 
 def judge(figure: Figure, prediction: Prediction, *, mixed: bool = False) -> Finding:
