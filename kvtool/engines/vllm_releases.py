@@ -8,7 +8,7 @@ of the memory estimate are fitted on runs; they carry the range within which the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtool.errors import UsageError
 
@@ -56,76 +56,48 @@ _MAMBA2 = ("mamba2", "nemotron_h", "bamba", "granitemoehybrid", "falcon_h1", "za
 # Sources: 0.22.1 and 0.33.0, the `vllm` package: v1/kv_cache_interface.py,
 # v1/core/kv_cache_utils.py (0.33: kv_cache_planning.py), platforms/interface.py,
 # engine/arg_utils.py, config/vllm.py, models/*.py. 0.11 to 0.20: start-up logs of those versions.
-RELEASES = (
-    Release(
-        version="0.11.0",
-        tokens_follow_concurrency=False,
-        batches_in_flight=False,
-        hybrid_prefix_caching=False,
-        pads_pages=False,
-        latent_block_multiple=1,
-        graphs_subtracted=False,
-        splits_segments=True,
-        default_fraction=0.9,
-        large_device_bytes=None,
-        window_extra=(),
-        speculative_conv_types=(*_DELTA, "nemotron_h", "mamba2"),
-        checkpoint_types=(),
-        delta_types=(),
-        has_int4=False,
-    ),
-    Release(
-        version="0.17.0",
-        tokens_follow_concurrency=False,
-        batches_in_flight=False,
-        hybrid_prefix_caching=False,
-        pads_pages=False,
-        latent_block_multiple=1,
-        graphs_subtracted=False,
-        splits_segments=True,
-        default_fraction=0.9,
-        large_device_bytes=None,
-        window_extra=(),
-        speculative_conv_types=(*_DELTA, "nemotron_h", "mamba2"),
-        checkpoint_types=(),
-        delta_types=(),
-        has_int4=False,
-    ),
-    Release(
-        version="0.21.0",
-        tokens_follow_concurrency=True,
-        batches_in_flight=False,
-        hybrid_prefix_caching=False,
-        pads_pages=False,
-        latent_block_multiple=1,
-        graphs_subtracted=True,
-        splits_segments=False,
-        default_fraction=0.92,
-        large_device_bytes=None,
-        window_extra=(),
-        speculative_conv_types=(*_DELTA, "nemotron_h", "mamba2"),
-        checkpoint_types=(),
-        delta_types=(),
-        has_int4=False,
-    ),
-    Release(
-        version="0.33.0",
-        tokens_follow_concurrency=True,
-        batches_in_flight=True,
-        hybrid_prefix_caching=True,
-        pads_pages=True,
-        latent_block_multiple=128,
-        graphs_subtracted=True,
-        splits_segments=False,
-        default_fraction=0.92,
-        large_device_bytes=160 * GIB,
-        window_extra=(("cohere2", 1),),
-        speculative_conv_types=(*_DELTA, *_SPECULATIVE_MAMBA2, "kimi_linear"),
-        checkpoint_types=_MAMBA2,
-        delta_types=_DELTA,
-        has_int4=True,
-    ),
+_V0_11 = Release(
+    version="0.11.0",
+    tokens_follow_concurrency=False,
+    batches_in_flight=False,
+    hybrid_prefix_caching=False,
+    pads_pages=False,
+    latent_block_multiple=1,
+    graphs_subtracted=False,
+    splits_segments=True,
+    default_fraction=0.9,
+    large_device_bytes=None,
+    window_extra=(),
+    speculative_conv_types=(*_DELTA, "nemotron_h", "mamba2"),
+    checkpoint_types=(),
+    delta_types=(),
+    has_int4=False,
 )
+# The rules of 0.11; the memory of sampling changed (`vllm_memory.CONSTANTS`).
+_V0_17 = replace(_V0_11, version="0.17.0")
+_V0_21 = replace(
+    _V0_17,
+    version="0.21.0",
+    tokens_follow_concurrency=True,
+    graphs_subtracted=True,
+    splits_segments=False,
+    default_fraction=0.92,
+)
+_V0_33 = replace(
+    _V0_21,
+    version="0.33.0",
+    batches_in_flight=True,
+    hybrid_prefix_caching=True,
+    pads_pages=True,
+    latent_block_multiple=128,
+    large_device_bytes=160 * GIB,
+    window_extra=(("cohere2", 1),),
+    speculative_conv_types=(*_DELTA, *_SPECULATIVE_MAMBA2, "kimi_linear"),
+    checkpoint_types=_MAMBA2,
+    delta_types=_DELTA,
+    has_int4=True,
+)
+RELEASES = (_V0_11, _V0_17, _V0_21, _V0_33)
 NEWEST = "0.33.0"
 CHECKED = ("0.22.1", "0.33.0")
 
