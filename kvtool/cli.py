@@ -30,7 +30,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 # Typer carries click, or its own copy of it; the base of all complaints about arguments is this.
-_ArgumentError: type[typer.BadParameter] = next(  # type: ignore[assignment]
+_ArgumentError: type[typer.BadParameter] = next(
     c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
 )
 
