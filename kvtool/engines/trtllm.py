@@ -19,8 +19,18 @@ from kvtool import kvcache
 from kvtool.engines.base import Budget, Deployment, Estimate, Group, Pool, Reason, Reserve, Term
 from kvtool.engines.deployed import extra_layers, stored_weights
 from kvtool.engines.trtllm_options import NEWEST, Release, Settings, find_release, settle
-from kvtool.errors import KvtoolError
-from kvtool.model.spec import Attention, Index, Latent, Layer, ModelSpec, Recurrent, State, stages
+from kvtool.engines.trtllm_pools import (
+    Row,
+    WindowPool,
+    concurrency,
+    cut,
+    largest_batch,
+    layer_rows,
+    paged_bytes,
+    state_bytes,
+    window_pools,
+)
+from kvtool.model.spec import Attention, Index, Latent, ModelSpec, Recurrent, stages
 
 NAME = "trtllm"
 GIB = 1 << 30
@@ -37,24 +47,6 @@ TEXTS = {
     "index_format": "index keys are charged at the cache's element size",
     "page_rounding": "the last block is not full",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A state of one layer: the bytes of a token, or of the state; the tokens it keeps at most."""
-
-    state: State
-    bytes: int
-    window: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class WindowPool:
-    """Layers with one window: bytes of a token of all of them, blocks of a request."""
-
-    window: int | None
-    token_bytes: int
-    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +76,11 @@ class Trtllm:
         extra = extra_layers(model, deployment)
         parts = [list(part) for part in stages(model.layers, deployment.parallel.pp)]
         parts[-1] += extra
-        every = [_rows(model, part, settings, context_tokens) for part in parts]
+        first = [sum(map(len, parts[:stage])) for stage in range(len(parts))]
+        every = [
+            layer_rows(model, part, number, settings, context_tokens)
+            for part, number in zip(parts, first, strict=True)
+        ]
         whole = replace(model, mtp_layers=extra)
         fullest = list(
             kvcache.fullest_stage(
@@ -92,14 +88,14 @@ class Trtllm:
             )
         )
         rows = every[parts.index(fullest)]
-        pools = _pools(rows, settings, context_tokens)
-        state = _state_bytes(rows)
-        request = _paged_bytes(pools, settings)
+        pools = window_pools(rows, settings, context_tokens)
+        state = state_bytes(rows)
+        request = paged_bytes(pools, settings)
         single = pools[0] if len(pools) == 1 and not state else None
         block = settings.tokens_per_block
         cluster = sum(
-            batch_size * _paged_bytes(_pools(stage, settings, context_tokens), settings)
-            + max(settings.max_batch_size if state else 0, batch_size) * _state_bytes(stage)
+            batch_size * paged_bytes(window_pools(stage, settings, context_tokens), settings)
+            + max(settings.max_batch_size if state else 0, batch_size) * state_bytes(stage)
             for stage in every
         )
         return Reserve(
@@ -138,71 +134,6 @@ class Trtllm:
 def load(version: str | None = None) -> Trtllm:
     """The adapter for `version`, the newest known when None; UsageError for an unknown one."""
     return Trtllm(*find_release(version))
-
-
-def _rows(model: ModelSpec, layers: Sequence[Layer], settings: Settings, context: int) -> list[Row]:
-    """Bytes of every state of `layers`, and the window its layer is given."""
-    kv, tp = settings.kv, settings.parallel.tp
-    pattern = settings.attention_window
-    found = []
-    for i, layer in enumerate(layers):
-        window = pattern[i % len(pattern)] if pattern else None
-        window = window if window is not None and window < context else None
-        latent = any(isinstance(state, Latent) for state in layer.states)
-        for state in layer.states:
-            if isinstance(state, Attention) and _has_one_width(state):
-                found.append(Row(state, state.row_bytes(kv, tp), window))
-            elif isinstance(state, Latent) and state.stride == 1:
-                found.append(Row(state, kv.k.row_bytes(1, state.width), window))
-            elif isinstance(state, Index) and latent:
-                size = state.row_bytes() * (kv.k.block_bytes if kv.k.block == 1 else 1)
-                found.append(Row(state, -(-size // state.stride), window))
-            elif isinstance(state, Recurrent):
-                found.append(Row(state, state.bytes(context, kv, settings.parallel), None))
-            else:
-                raise _uncovered(model, state)
-    return found
-
-
-def _uncovered(model: ModelSpec, state: State) -> KvtoolError:
-    what = f"{state.kind} layers"
-    if isinstance(state, Attention) and state.kind != "cross":
-        what = f"keys of {state.head_dim} and values of {state.v_head_dim} elements"
-    if isinstance(state, Latent):
-        what = "compressed latent layers"
-    return KvtoolError(
-        f"the trtllm adapter does not cover the {what} of {model.name} yet",
-        "use --engine logical for what the architecture keeps",
-    )
-
-
-def _has_one_width(state: Attention) -> bool:
-    return state.kind != "cross" and state.head_dim == state.v_head_dim
-
-
-def _pools(rows: Sequence[Row], settings: Settings, context: int) -> list[WindowPool]:
-    """A pool for every distinct window, the smallest first and full layers last."""
-    sizes: dict[int | None, int] = {}
-    for row in rows:
-        if not isinstance(row.state, Recurrent):
-            sizes[row.window] = sizes.get(row.window, 0) + row.bytes
-    order = sorted(sizes, key=lambda window: context if window is None else window)
-    return [
-        WindowPool(window, sizes[window], _blocks(window, settings, context)) for window in order
-    ]
-
-
-def _blocks(window: int | None, settings: Settings, context: int) -> int:
-    tokens = context if window is None else window
-    return -(-tokens // settings.tokens_per_block) + (window is not None)
-
-
-def _paged_bytes(pools: Sequence[WindowPool], settings: Settings) -> int:
-    return sum(pool.blocks * pool.token_bytes for pool in pools) * settings.tokens_per_block
-
-
-def _state_bytes(rows: Sequence[Row]) -> int:
-    return sum(row.bytes for row in rows if isinstance(row.state, Recurrent))
 
 
 def _groups(
@@ -260,7 +191,7 @@ def _notes(
         last = "full" if larger.window is None else f"{larger.window:,}"
         text = f"the pools of windows {smaller.window:,} and {last} get equal shares of the bytes"
         yield Reason("equal_shares", 0, text)
-    if _state_bytes(rows):
+    if state_bytes(rows):
         text = f"states of max_batch_size {settings.max_batch_size:,} requests come off the budget"
         yield Reason("intercept", 0, text)
     yield Reason("free_fraction", 0, f"{settings.fraction:g} of what is free after a dry run")
@@ -314,22 +245,8 @@ def _pool(
         room = Estimate(*(max(int(end * settings.fraction), 0) for end in free))
     else:
         return None
-    ends = [_cut(end, pools, settings, state) for end in (room.value, room.low, room.high)]
+    ends = [cut(end, pools, settings, state) for end in (room.value, room.low, room.high)]
     return _filled(room, ends, pools, settings, state, batch_size, terms)
-
-
-def _cut(budget: int, pools: Sequence[WindowPool], settings: Settings, state: int) -> list[int]:
-    """Blocks of every pool: equal shares of what the intercept leaves."""
-    left = max(budget - settings.max_batch_size * state, 0)
-    found = []
-    for pool in pools:
-        tokens = left // len(pools) // pool.token_bytes
-        if settings.max_tokens is not None and len(pools) == 1:
-            tokens = min(tokens, settings.max_tokens)
-        block = settings.tokens_per_block
-        rounds_up = settings.release.rounds_up and len(pools) == 1
-        found.append(-(-tokens // block) if rounds_up else tokens // block)
-    return found
 
 
 def _filled(
@@ -342,9 +259,9 @@ def _filled(
     terms: tuple[Term, ...],
 ) -> Pool:
     """The pools' figures at their value, low and high end; the log counts blocks of all pools."""
-    at_once = [_concurrency(end, pools, settings, state) for end in ends]
+    at_once = [concurrency(end, pools, settings, state) for end in ends]
     totals = Estimate(*(sum(end) for end in ends))
-    largest = _largest_batch(room.value, ends[0], pools, settings, state)
+    largest = largest_batch(room.value, ends[0], pools, settings, state)
     return Pool(
         pool_bytes=room,
         num_blocks=totals,
@@ -358,21 +275,3 @@ def _filled(
         max_batch_size=largest,
         terms=terms,
     )
-
-
-def _concurrency(
-    blocks: Sequence[int], pools: Sequence[WindowPool], settings: Settings, state: int
-) -> float:
-    bounds = [held / pool.blocks for held, pool in zip(blocks, pools, strict=True)]
-    if state and settings.batch_is_given:
-        bounds.append(float(settings.max_batch_size))
-    return min(bounds, default=float(settings.max_batch_size))
-
-
-def _largest_batch(
-    room: int, blocks: Sequence[int], pools: Sequence[WindowPool], settings: Settings, state: int
-) -> int:
-    """Requests the pools hold; where their states are not counted yet, each brings its own."""
-    if state and not settings.batch_is_given:
-        return max(room, 0) // (_paged_bytes(pools, settings) + state)
-    return min(int(_concurrency(blocks, pools, settings, state)), settings.max_batch_size)

@@ -182,3 +182,19 @@ def test_what_trtllm_has_not_is_refused(
 ) -> None:
     with pytest.raises(error):
         reserve(name, 448, **deployed)
+
+
+def test_window_pattern_counts_from_the_first_layer_of_the_model() -> None:
+    """With two stages the second one goes on in the pattern: 12 of 24 windows of gpt-oss-20b are
+    on each stage, whatever the pattern's length."""
+    deployment = Deployment(
+        parallel=Parallel(pp=2), options={"max_attention_window": "128,131072,128,131072,131072"}
+    )
+    adapter, model = engines.load("trtllm"), load_model("gpt-oss-20b")
+
+    found = adapter.reserve(model, 8192, 1, deployment)
+
+    pattern = [128, 131_072, 128, 131_072, 131_072]
+    blocks = [5 if pattern[layer % 5] == 128 else 256 for layer in range(24)]
+    stages = [sum(blocks[:12]), sum(blocks[12:])]
+    assert found.cluster_bytes == sum(stages) * 2048 * 32
