@@ -80,7 +80,10 @@ def size(
     if solve is not None and solve not in ("ctx", "batch", "gpus"):
         raise UsageError(f"cannot solve for '{solve}'", "solve for ctx, batch or gpus")
     if num_blocks is not None and not 0 <= num_blocks <= MAX_COUNT:
-        raise UsageError(f"{num_blocks} blocks", f"--num-blocks runs from 0 to {MAX_COUNT:,}")
+        raise UsageError(
+            f"'{num_blocks}' is not a number of blocks",
+            f"--num-blocks runs from 0 to {MAX_COUNT:,}",
+        )
     batches = _numbers(batch, lambda text: parse_count(text, what="sequences"))
     asked = None if ctx is None else _numbers(ctx, parse_tokens)
     report = Report("size", _inputs(locals()), [])

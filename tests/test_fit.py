@@ -99,7 +99,7 @@ def test_gpus_alone_means_tensor_parallel():
         ({"tp": 0}, "tp is 0"),
         ({"gpus": 8, "tp": 2}, "8 devices are not tp 2 x pp 1"),
         ({"gpu": "h1000"}, "no device card named 'h1000'"),
-        ({"gpu_fraction": 1.5, "gpu": "h100"}, "a fraction of 1.5"),
+        ({"gpu_fraction": 1.5, "gpu": "h100"}, "'1.5' is no fraction"),
         ({"engine": "vlm"}, "no engine named 'vlm'"),
         ({"engine": "vllm", "engine_opt": ["block_size"]}, "'block_size' is not an engine option"),
         ({"num_blocks": 100}, "logical bytes have no blocks"),

@@ -286,7 +286,9 @@ def _work(run: Run, workers: int, show: _Show) -> None:
     from kvtool.errors import UsageError
 
     if not 1 <= workers <= MAX_WORKERS:
-        raise UsageError(f"{workers} workers", f"use 1 to {MAX_WORKERS} processes")
+        raise UsageError(
+            f"'{workers}' is not a number of workers", f"use 1 to {MAX_WORKERS} processes"
+        )
     with ExitStack() as stack:
         executor = None
         if workers > 1:

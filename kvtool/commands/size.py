@@ -28,7 +28,7 @@ def size(
     model: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL..",
+            metavar="MODEL",
             help="A card or alias, a config.json or its folder, a .gguf file, - (stdin) or"
             " hf:org/name.",
             autocompletion=complete_model,

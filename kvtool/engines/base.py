@@ -78,7 +78,7 @@ class Budget:
     def __post_init__(self) -> None:
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise UsageError(
-                f"a fraction of {self.fraction} of the memory",
+                f"'{self.fraction}' is no fraction of the memory",
                 "--gpu-fraction runs from above 0 to 1",
             )
 

@@ -83,10 +83,10 @@ class Plan:
                 f"a warm-up of '{self.warmup:g}' leaves nothing to count",
                 "--warmup is the share of requests that do not count, from 0 to below 1",
             )
-        if not 1 <= self.seeds <= MAX_SEEDS or self.seed < 0:
-            raise UsageError(
-                f"seed {self.seed}, {self.seeds:,} seeds", f"use a seed from 0 and 1 to {MAX_SEEDS}"
-            )
+        if self.seed < 0:
+            raise UsageError(f"'{self.seed}' is no seed", "seeds are whole numbers from 0")
+        if not 1 <= self.seeds <= MAX_SEEDS:
+            raise UsageError(f"'{self.seeds}' is not a number of seeds", f"use 1 to {MAX_SEEDS:,}")
         if isinstance(self.sources[0], BlockRequests):
             self._check_blocks()
 

@@ -248,7 +248,7 @@ def test_ctrl_c_prints_what_has_finished_and_exits_130(monkeypatch, capsys):
         (["--doc-tokens", "uniform:9..3"], 2, "is not a distribution of document lengths"),
         (["--requests", "1000000000000"], 1, "would need"),
         (["--seeds", "0"], 2, "'0' is not a number of seeds"),
-        (["--workers", "0"], 2, "0 workers"),
+        (["--workers", "0"], 2, "'0' is not a number of workers"),
         (["--plot", "curve.pdf"], 2, "neither a .png nor a .svg"),
         (["--trace", "no such file"], 1, "cannot read trace"),
         (["--engine-opt", "tail_first"], 2, "'tail_first' is not an engine option"),

@@ -415,7 +415,7 @@ def test_a_sliding_window_bounds_the_bytes_of_a_document():
         (Options(curve=True, budget=(1,)), "more than one of"),
         (Options(fit_zipf=True), "--fit-zipf needs a trace"),
         (Options(engine_opt={"pinned": 2}), "is for block traces"),
-        (Options(seed=-1), "seed -1"),
+        (Options(seed=-1), "'-1' is no seed"),
         (Options(tp=3), "tp 3 does not divide"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
