@@ -132,7 +132,8 @@ def _replicas(question: Question) -> Iterator[Advice]:
     copies = tp // heads
     other = question.on_ranks(dcp=copies)
     before = question.found.request_bytes
-    rows = "latent rows" if any(isinstance(s, Latent) for s in states) else f"{heads} KV heads"
+    latent = any(isinstance(s, Latent) for s in states)
+    rows = "latent rows" if latent else f"{heads} KV heads"
     text = f"{rows} on {tp} ranks: each is kept {copies} times, and the cache takes {before:,} B a"
     text += f" request on every device, as at tp {heads}"
     if question.engine.name == "vllm" and other is not None:
@@ -141,6 +142,8 @@ def _replicas(question: Question) -> Iterator[Advice]:
             text += f"; --dcp {copies} splits the tokens instead: {after:,} B"
             yield Advice("replicated_heads", text, None, "request_bytes", before, after)
             return
+    if latent:  # on every rank whatever tp is, and without dcp nothing to do about it
+        return
     fewer = question.on_ranks(tp=heads)
     if fewer is not None and fewer.cluster_bytes < question.found.cluster_bytes:
         yield Advice(
