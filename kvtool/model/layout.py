@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from kvtool.model.fields import MAX_TOKENS, Fields, as_integer
+from kvtool.model.fields import MAX_TOKENS, Fields
 
 # Names of `layer_types` entries, old and new, and what they mean here.
 LAYER_TYPES = {
@@ -204,8 +204,7 @@ def _chosen(f: Fields, layers: int, dense: int) -> list[bool]:
     if f.has("moe_layers"):
         return _member(f.integers("moe_layers") or (), layers)
     if f.has("moe_layers_enum"):
-        numbers = [as_integer(int(v)) for v in f.text("moe_layers_enum").split(",") if v.isdigit()]
-        return _member([n for n in numbers if n is not None], layers)
+        return _member(_enumerated(f, "moe_layers_enum"), layers)
     if f.has("interleave_moe_layer_step"):
         step = f.integer("interleave_moe_layer_step", low=0)
         return [bool(step) and i % step == step - 1 for i in range(layers)]
@@ -224,6 +223,15 @@ def _chosen(f: Fields, layers: int, dense: int) -> list[bool]:
     first = next((f.integer(name, low=0) for name in DENSE_FIRST if f.has(name)), dense)
     freq = f.integer("moe_layer_freq", 1)
     return [i >= first and i % freq == 0 for i in range(layers)]
+
+
+def _enumerated(f: Fields, name: str) -> list[int]:
+    """Layer numbers written as one string, `4,5,6` (Step 3)."""
+    entries = [entry.strip() for entry in f.text(name).split(",")]
+    if not all(entry.isdecimal() and len(entry) < 6 for entry in entries):
+        f.fault(name, ",".join(entries), "layer numbers with commas between them")
+        return []
+    return [int(entry) for entry in entries]
 
 
 def _range(f: Fields, layers: int) -> list[bool]:

@@ -276,6 +276,26 @@ def test_layers_that_a_family_does_not_have_are_refused(fields: dict[str, Any], 
         read({**LLAMA, **fields})
 
 
+STEP3 = {
+    **LLAMA, "model_type": "step3p5", "num_hidden_layers": 6, "num_attention_heads": 32,
+    "num_attention_groups": 8, "head_dim": 128, "moe_num_experts": 8, "moe_top_k": 2,
+    "moe_intermediate_size": 1024, "share_expert_dim": 1024,
+}  # fmt: skip
+
+
+def test_layers_with_experts_may_be_listed_in_one_string() -> None:
+    """Entries behind a space were dropped without a word."""
+    spec = read({**STEP3, "moe_layers_enum": "3, 4, 5"})
+
+    sparse = [any(w.part == "experts" for w in layer.weights) for layer in spec.layers]
+    assert sparse == [False, False, False, True, True, True]
+
+
+def test_a_list_of_layers_with_anything_but_numbers_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"moe_layers_enum is '3,four', not layer numbers"):
+        read({**STEP3, "moe_layers_enum": "3,four"})
+
+
 def test_an_unknown_type_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match="retnet9"):
         read({**LLAMA, "model_type": "retnet9"})
