@@ -145,8 +145,9 @@ def _model_name(start: Start, overrides: Overrides) -> str | None:
     if overrides.model is not None:
         return overrides.model.name
     names = ("model", "model_path", "info:general.name", "meta:general.name", "info:arch")
-    named = (start.settings[name] for name in names if name in start.settings)
-    return next((text.removeprefix("str ").strip() for text in named), None)
+    named = (start.settings[name].removeprefix("str ").strip() for name in names
+             if name in start.settings)  # fmt: skip
+    return next((text for text in named if text not in ("", "n/a", "None")), None)
 
 
 def _warnings(log: Log, report: Report) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
     python tests/oracles/llamacpp_oracle.py          # writes tests/golden/llamacpp_caches.json
     python tests/oracles/llamacpp_oracle.py --check  # exit code 1 when the file differs
+    python tests/oracles/llamacpp_oracle.py --logs   # writes whole logs beside it, for the audit
 
 The interpreter needs llama-cpp-python (0.3.36) and gguf, and this repository on its path. A model's
 weights are zeros of a few hidden units; heads, windows and states have real widths, so that the
@@ -28,6 +29,7 @@ from gguf import GGUFWriter
 from kvtool.model.gguf import read_gguf_config
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llamacpp_caches.json"
+LOGS = GOLDEN.parent / "logs"
 HIDDEN, WORDS, INNER = 64, 64, 64
 Shapes = dict[str, tuple[int, ...]]
 
@@ -312,12 +314,48 @@ def rows(name: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
     return read_gguf_config(path), found
 
 
+# Architectures whose whole logs are kept, and lines that are left out of them: one per tensor, and
+# what names the machine.
+LOGGED = ("gemma3", "lfm2", "qwen35", "deepseek2")
+LEFT_OUT = re.compile(
+    r"create_tensor: |load_tensors: |llama_model_loader: loaded|: layer +\d|done_g|llama_graph_n_input"
+)
+
+
+def write_log(name: str, folder: Path) -> None:
+    """The log of loading a tiny model and making a context of three slots."""
+    path = folder / f"{name}.gguf"
+    write(path, name)
+    LINES.clear()
+    model = llama_cpp.llama_model_load_from_file(
+        str(path).encode(), llama_cpp.llama_model_default_params()
+    )
+    text = "".join(LINES)
+    allocate(model, BASE | {"n_seq_max": 3, "n_ubatch": 256, "n_rs_seq": int(name == "qwen35")})
+    text += "".join(LINES)
+    llama_cpp.llama_model_free(model)
+    kept = [line for line in text.splitlines() if not LEFT_OUT.search(line)]
+    head = (
+        f"# llama.cpp {COMMIT}: a tiny {name} with three slots (tests/oracles/llamacpp_oracle.py)."
+    )
+    (LOGS / f"llamacpp_tiny_{name}.log").write_text("\n".join([head, *kept]) + "\n", "utf-8")
+
+
+COMMIT = "0c1e57098"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--logs", action="store_true")
     given = parser.parse_args()
     llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
+    if given.logs:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in LOGGED:
+                write_log(name, Path(folder))
+        return 0
     made: dict[str, Any] = {"llama_cpp_python": llama_cpp.__version__, "base": BASE, "models": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name in MODELS:
