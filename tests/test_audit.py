@@ -298,6 +298,52 @@ def test_a_hybrid_that_reuses_prefixes_is_held_against_the_ways_to_keep_states()
     assert found["predicted"] == named
 
 
+def test_the_context_that_drafts_is_one_of_the_models_mtp_layers() -> None:
+    """Qwythos 27B with MTP at 262,144 cells, 6 drafted tokens (public file, id 57918538511); the
+    architecture is Qwen3.5 27B's. Its drafter may have a cache type of its own."""
+    shape = {"arch": "qwen35", "n_layer": 64, "n_layer_all": 65, "n_head": 24, "n_head_kv": 4,
+             "n_embd_head_k": 256, "n_embd_head_v": 256, "ssm_d_conv": 4, "ssm_d_inner": 6144,
+             "ssm_d_state": 128, "ssm_dt_rank": 48, "ssm_n_group": 16}  # fmt: skip
+    lines = [
+        "llama_model_loader: loaded meta data with 44 key-value pairs and 866 tensors from q.gguf",
+        "llama_model_loader: - kv  17: qwen35.nextn_predict_layers u32 = 1",
+        *(f"print_info: {name} = {value}" for name, value in shape.items()),
+        "llama_context: constructing llama_context",
+        "llama_context: n_seq_max = 1",
+        "llama_context: n_ctx = 262144",
+        "llama_context: n_rs_seq = 6",
+        "llama_kv_cache: size = 16384.00 MiB (262144 cells,  16 layers,  1/1 seqs),"
+        " K (f16): 8192.00 MiB, V (f16): 8192.00 MiB",
+        "llama_memory_recurrent: size = 1047.38 MiB (     1 cells,  64 layers,  1 seqs  6 rs_seq),"
+        " R (f32):   39.38 MiB, S (f32): 1008.00 MiB",
+        "llama_context: constructing llama_context",
+        "llama_context: n_ctx = 262144",
+        "llama_kv_cache: size = 1024.00 MiB (262144 cells,   1 layers,  1/1 seqs),"
+        " K (f16):  512.00 MiB, V (f16):  512.00 MiB",
+        "llama_context: constructing llama_context",
+        "llama_kv_cache: size =  544.00 MiB (262144 cells,   1 layers,  1/1 seqs),"
+        " K (q8_0):  272.00 MiB, V (q8_0):  272.00 MiB",
+    ]
+
+    found = rows(*lines)
+
+    assert [(row["start"], row["verdict"]) for row in found] == [
+        (start, "agree") for start in (1, 1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 3)
+    ]
+
+
+def test_a_cache_without_layers_is_empty() -> None:
+    """The base cache of a model whose layers all slide (ggml-org/llama.cpp issue 22319)."""
+    found = rows(
+        "print_info: arch = llama", "print_info: n_layer = 2", "print_info: n_head = 4",
+        "print_info: n_head_kv = 4", "print_info: n_embd_head_k = 64",
+        "llama_kv_cache: size =    0.00 MiB (393216 cells,   0 layers,  4/1 seqs),"
+        " K (f16):    0.00 MiB, V (f16):    0.00 MiB",
+    )  # fmt: skip
+
+    assert {row["verdict"] for row in found} == {"agree"}
+
+
 def test_an_empty_log_is_no_fault() -> None:
     report = audit([b""])
 

@@ -100,12 +100,16 @@ def _context(
         options["n_rs_seq"] = snapshots
     options |= overrides.options
     k, v = (_dtype(said, figure, side) for side in ("type_k", "type_v"))
-    deployment = Deployment(k_dtype=k, v_dtype=v, mtp=bool(model.mtp_layers), options=options)
     if load_dtype(v).block > 1:
         options.pop("flash_attn", None)
-    settings, caches = context_caches(
-        model, replace(deployment, options=options), version, total // slots or 1, slots
-    )
+    deployment = Deployment(k_dtype=k, v_dtype=v, options=options)
+    settings, caches = context_caches(model, deployment, version, total // slots or 1, slots)
+    layers = whole(figure.about.get("layers"))
+    is_draft = layers and layers == len(model.mtp_layers)
+    if is_draft and layers not in {cache.layers for cache in caches}:
+        # The context that drafts: a cache of the model's MTP layers alone.
+        drafter = replace(model, layers=model.mtp_layers, mtp_layers=())
+        return _context(start, drafter, version, figure, overrides)
     return Context(settings, caches)
 
 
@@ -124,6 +128,8 @@ def _finding(context: Context, figure: Figure) -> Finding:
         return _whole_cache(context, figure)
     if figure.name not in _LINES and name not in _LINES:
         return unknown(figure, "no rule for this figure")
+    if figure.about.get("layers") == "0":
+        return judge(figure, Prediction.exact(0, "no layers"))
     recurrent = figure.name.startswith("recurrent")
     cache = _match(context, figure, recurrent=recurrent)
     if cache is None:

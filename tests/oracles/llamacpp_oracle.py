@@ -318,7 +318,8 @@ def rows(name: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
 # what names the machine.
 LOGGED = ("gemma3", "lfm2", "qwen35", "deepseek2")
 LEFT_OUT = re.compile(
-    r"create_tensor: |load_tensors: |llama_model_loader: loaded|: layer +\d|done_g|llama_graph_n_input"
+    r"create_tensor: |load_tensors: |llama_model_loader: loaded|: layer +\d|done_g"
+    r"|llama_graph_n_input"
 )
 
 
