@@ -10,6 +10,7 @@ complete after each case; a section that fails is named in its `warnings` and th
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -76,8 +77,16 @@ def main() -> None:
         for call in SECTIONS[name]:
             _run(name, call | {"device": options.device}, whole, options.output)
         whole.beside["sections"][name] = {"seconds": time.perf_counter() - start}
-        write(whole.to_json() + "\n", options.output)
+        write(compact(whole.to_dict()), options.output)
         print(f"{name}: {time.perf_counter() - start:.1f} s, {len(whole.results)} rows", flush=True)
+
+
+def compact(document: dict[str, Any]) -> str:
+    """JSON with a line for each row: thousands of samples do not fill the page of a diff."""
+    rows = document["results"]
+    head = json.dumps(document | {"results": []}, indent=1, allow_nan=False)
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+    return f"{head.removesuffix('[]' + chr(10) + '}')}[\n{lines}\n]}}\n"
 
 
 def _arguments() -> argparse.Namespace:
@@ -105,7 +114,7 @@ def _run(section: str, call: dict[str, Any], whole: Report, output: Path) -> Non
 
     def finished(report: Report, _: object) -> None:
         _take(section, report, whole, done)
-        write(whole.to_json() + "\n", output)
+        write(compact(whole.to_dict()), output)
 
     try:
         report = kvtool.bench(

@@ -77,7 +77,9 @@ class Bar:
             return f"| {self.claim} | not measured | {self._aim()} | - |"
         value = self.summarise(self.found)
         met = "" if self.least is None else "yes" if value >= self.least else "**no**"
-        spread = f"{value:.2f} ({min(self.found):.2f} to {max(self.found):.2f})"
+        spread = f"{value:.3f}"
+        if len(self.found) > 1:
+            spread += f" ({min(self.found):.3f} to {max(self.found):.3f})"
         return f"| {self.claim} | {spread} | {self._aim()} | {met} |"
 
     def _aim(self) -> str:
@@ -153,7 +155,7 @@ def _setting(run: Run) -> str:
     lines = [
         f"- {e['device']}, {e['multiprocessors']} multiprocessors, "
         f"{e['l2_bytes'] / 2**20:.0f} MiB of L2; driver {e['driver']}, CUDA {e['cuda']}, "
-        f"cuDNN {e['cudnn']}",
+        f"cuDNN {_cudnn(e['cudnn'])}",
         f"- {versions}; kvtool {run.document['kvtool']}; {e['date'][:10]}",
         f"- measured roof: copy {c['copy_bytes_per_s'] / 1e12:.2f} TB/s, read "
         f"{c['read_bytes_per_s'] / 1e12:.2f} TB/s, {c['dtype']} matmul "
@@ -170,11 +172,17 @@ def _setting(run: Run) -> str:
     return "\n".join(lines)
 
 
+def _cudnn(version: int) -> str:
+    """9.19.0 for 91900."""
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
 def _bars(run: Run) -> str:
-    head = (
-        "| claim | measured (smallest to largest case) | bar | met |\n| --- | ---: | ---: | --- |\n"
-    )
-    return head + "\n".join(bar.line() for bar in bars(run))
+    head = [
+        _line(["claim", "measured (smallest and largest case)", "bar", "met"]),
+        _line(["---", "---:", "---:", "---"]),
+    ]
+    return "\n".join([*head, *(bar.line() for bar in bars(run))])
 
 
 def _grid(run: Run, section: str, columns: Sequence[str], rate: str) -> str:
@@ -281,7 +289,7 @@ def _generate(run: Run) -> str:
 def _gates(run: Run) -> str:
     rows = run.document["results"]
     passed = sum(row["gate"] == "pass" for row in rows)
-    lines = [f"{passed} of {len(rows)} rows agree with float64."]
+    lines = [f"{passed} of {len(rows)} rows passed; the others have no speed.", ""]
     lines += [
         f"- {row['implementation']}, {row['phase']} {_label(_case(row), row['section'])}: {fault}"
         for row in rows

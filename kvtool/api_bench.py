@@ -11,7 +11,7 @@ from kvtool.benchmark.cases import Case, default_doc_tokens
 from kvtool.benchmark.ceilings import Ceilings
 from kvtool.benchmark.decoder import Shape
 from kvtool.benchmark.generate import generate as decode
-from kvtool.benchmark.records import Row, advice, with_baseline
+from kvtool.benchmark.records import Row, advice, remarks, with_baseline
 from kvtool.benchmark.run import Result
 from kvtool.benchmark.session import Options, Session, open_session
 from kvtool.errors import UsageError
@@ -131,6 +131,7 @@ def _add(
     report.results += rows
     report.warnings += [f"left out: {line}" for line in result.left_out]
     report.warnings += [f"lost: {line}" for line in result.lost]
+    report.warnings += remarks(rows)
 
 
 def _generated(session: Session, report: Report, tokens: int, kernel: Names) -> Report:

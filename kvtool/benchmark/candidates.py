@@ -219,6 +219,7 @@ def _verdict(
         judged.eager,
         case.dtype,
         rounds_scores=contender.rounds_scores,
+        same_bits=contender.kernel is not None,
         repeats=repeats,
     )
 

@@ -71,6 +71,7 @@ def row(
         "max_error": verdict.max_error,
         "allowed_error": verdict.allowed_error,
         "relative_error": verdict.relative_error,
+        "differing_repeats": verdict.differing_repeats,
         "gate": verdict.gate,
         "faults": list(verdict.faults),
         "seed": case.seed,
@@ -153,4 +154,15 @@ def advice(rows: Iterable[Row]) -> list[str]:
         f"the samples of {wide} of {len(rows)} rows spread wide (p20 to p80 over the median: up to "
         f"{max(spreads):.0%}, {widest['implementation']} in {widest['phase']}); "
         "try --samples 500, or a device that nothing else uses"
+    ]
+
+
+def remarks(rows: Iterable[Row]) -> list[str]:
+    """A line for each row whose repeats agree with float64 and not with each other's bits."""
+    return [
+        f"{r['implementation']}, {r['phase']} batch {r['batch_size']} context "
+        f"{r['context_tokens']}: {r['differing_repeats']} repeats of the same input differ in "
+        "their bits, all within the bounds"
+        for r in rows
+        if r["differing_repeats"] and r["gate"] == "pass"
     ]

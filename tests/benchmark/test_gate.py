@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvtool.benchmark.gate import RELATIVE_BOUND, check, judge, poisoned, repeatable
+from kvtool.benchmark.gate import RELATIVE_BOUND, check, judge, poisoned
 
 SHAPE = (2, 7, 4, 16)
 
@@ -76,20 +76,44 @@ def test_a_wrong_shape_fails_without_broadcasting(exact):
     assert verdict.faults == ("shape (1, 7, 4, 16) instead of (2, 7, 4, 16)",)
 
 
-def test_a_single_wrong_bit_in_twenty_repeats_is_a_race(exact):
+def nudged(exact, at, by):
+    """A call whose output changes by `by` in one element, the `at`-th time."""
     calls = iter(range(100))
 
-    def racy():
+    def call():
         out = exact.float().clone()
-        out[0, 0, 0, 0] += 1e-6 if next(calls) == 15 else 0.0
+        out[0, 0, 0, 0] += by if next(calls) == at else 0.0
         return out
 
-    verdict = check(racy, exact, exact.float(), "float32")
+    return call
+
+
+def test_a_single_wrong_bit_in_twenty_repeats_is_a_race(exact):
+    verdict = check(nudged(exact, at=15, by=1e-6), exact, exact.float(), "float32")
 
     assert verdict.faults == ("1 of 20 repeats differ from the first",)
 
 
-def test_an_output_that_reuses_its_buffer_is_compared_with_its_first_bits():
-    buffer = torch.zeros(4)
+def test_a_peer_may_change_bits_within_the_bounds_and_is_counted(exact):
+    call = nudged(exact, at=15, by=1e-6)
 
-    assert repeatable(lambda: buffer.add_(1), repeats=3) == 3
+    verdict = check(call, exact, exact.float(), "float32", same_bits=False)
+
+    assert verdict.passed
+    assert verdict.differing_repeats == 1
+
+
+def test_a_peer_that_is_wrong_once_in_twenty_fails(exact):
+    call = nudged(exact, at=15, by=1e-3)
+
+    verdict = check(call, exact, exact.float(), "float32", same_bits=False)
+
+    assert "exceeds" in verdict.faults[0]
+
+
+def test_an_output_that_reuses_its_buffer_is_compared_with_its_first_bits(exact):
+    buffer = exact.float()
+
+    verdict = check(lambda: buffer.add_(1e-6), exact, exact.float(), "float32", repeats=3)
+
+    assert verdict.differing_repeats == 3

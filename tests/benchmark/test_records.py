@@ -7,7 +7,7 @@ import pytest
 from kvtool.benchmark.cases import Case, Heads
 from kvtool.benchmark.contenders import ours
 from kvtool.benchmark.gate import Verdict
-from kvtool.benchmark.records import advice, row, with_baseline, with_ratios
+from kvtool.benchmark.records import advice, remarks, row, with_baseline, with_ratios
 from kvtool.benchmark.timing import Timing
 from kvtool.roofline import Roof
 
@@ -93,6 +93,12 @@ def test_an_earlier_file_is_matched_by_implementation_and_shape():
 
     assert (found[0]["baseline"], found[0]["speedup"]) == ("old.json", 2.0)
     assert (found[1]["baseline"], found[1]["speedup"]) == (None, None)
+
+
+def test_repeats_that_differ_within_the_bounds_are_remarked():
+    (line,) = remarks([record(), record() | {"differing_repeats": 7}])
+
+    assert "7 repeats of the same input differ in their bits" in line
 
 
 @pytest.mark.parametrize(
