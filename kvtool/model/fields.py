@@ -222,10 +222,12 @@ class Fields:
         found: int | None = self.integer(name, None, low=low, high=high)
         return found
 
-    def number(self, name: str, default: Any = _MISSING) -> float:
+    def number(self, name: str, default: Any = _MISSING, *, high: float = 1e9) -> float:
+        """A number whose size is below `high`; `default` where absent, else a fault."""
+
         def accept(value: object) -> float | None:
             plain = isinstance(value, int | float) and not isinstance(value, bool)
-            return float(value) if plain and abs(value) < 1e9 else None  # type: ignore[arg-type]
+            return float(value) if plain and abs(value) < high else None  # type: ignore[arg-type]
 
         found: float = self._get(name, default, "a number", accept, 1.0)
         return found

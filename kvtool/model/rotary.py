@@ -20,6 +20,8 @@ WITHOUT = frozenset(
      "whisper", "xglm")
 )  # fmt: skip
 
+MAX_BASE = 1e18  # Falcon-H1 turns with a base of 1e11
+
 
 def read_rotary(f: Fields, states: Iterable[object], positions: int | None) -> tuple[Rotary, ...]:
     """The distinct tables of the layers that keep `states`; none without rotary positions."""
@@ -50,11 +52,12 @@ def _tables(f: Fields, positions: int, widths: Mapping[str, int]) -> Iterator[Ro
             local = _base(f, "rope_local_base_freq") or _base(f, "swa_rope_theta")
             own, base = ({}, local) if local is not None else (own, base)
         partial = own.get("partial_rotary_factor", _partial(f)) if kind != "latent" else 1.0
-        yield _table(own, base, int(width * _positive(partial, 1.0)), positions)
+        part = _positive(f, "partial_rotary_factor", partial, 1.0)
+        yield _table(f, own, base, int(width * part), positions)
 
 
 def _base(f: Fields, name: str) -> float | None:
-    return f.number(name) if f.has(name) else None
+    return f.number(name, high=MAX_BASE) if f.has(name) else None
 
 
 def _partial(f: Fields) -> float:
@@ -64,20 +67,26 @@ def _partial(f: Fields) -> float:
     return 1.0
 
 
-def _table(own: Mapping[str, Any], base: object, width: int, positions: int) -> Rotary:
+def _table(f: Fields, own: Mapping[str, Any], base: object, width: int, positions: int) -> Rotary:
     scaling = own.get("rope_type", own.get("type", "default"))
-    original = own.get("original_max_position_embeddings")
+    stated = own.get("original_max_position_embeddings")
+    original = int(_positive(f, "original_max_position_embeddings", stated, 0.0))
     return Rotary(
         width=width,
         positions=positions,
-        theta=_positive(base, 0.0) or None,
+        theta=_positive(f, "rope_theta", base, 0.0, MAX_BASE) or None,
         scaling="default" if scaling == "mrope" else str(scaling)[:40],
-        factor=_positive(own.get("factor"), 1.0),
-        original=original if isinstance(original, int) and 0 < original <= positions else None,
+        factor=_positive(f, "rope_scaling.factor", own.get("factor"), 1.0),
+        original=original if 0 < original <= positions else None,
         sections="mrope_section" in own,
     )
 
 
-def _positive(value: object, otherwise: float) -> float:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and 0 < value < 1e9 else otherwise  # type: ignore[arg-type, operator]
+def _positive(f: Fields, name: str, value: object, absent: float, high: float = 1e9) -> float:
+    """`value`, or `absent` for None; a fault where it is no positive number below `high`."""
+    if value is None:
+        return absent
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < high:
+        return float(value)
+    f.fault(name, value, "a positive number")
+    return absent
