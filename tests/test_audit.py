@@ -94,6 +94,7 @@ EXCERPTS = {
     "llamacpp_windows.log": ({}, {"agree": 8}),
     "llamacpp_hybrid.log": ({}, {"agree": 6}),
     "llamacpp_two_models.log": ({}, {"agree": 6}),
+    "llamacpp_server_qwen35.log": ({"model": "qwen3.5-9b"}, {"agree": 5}),
     "llamacpp_tiny_gemma3.log": ({}, {"agree": 8}),
     "llamacpp_tiny_lfm2.log": ({}, {"agree": 6}),
     "llamacpp_tiny_qwen35.log": ({}, {"agree": 6}),

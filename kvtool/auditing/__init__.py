@@ -35,6 +35,7 @@ def audit_log(log: Log, overrides: Overrides) -> list[list[Finding]]:
     known: dict[object, list[Finding]] = {}
     found = []
     for start in log.starts:
+        start.figures = llamacpp.without_shares(start.figures)
         key = _content(start)
         if key not in known:
             known[key] = auditors[start.engine](start, overrides)

@@ -60,6 +60,13 @@ def _versions(start: Start, overrides: Overrides) -> list[str]:
     return [f"b{release.build}" for release in reversed(RELEASES)]
 
 
+def without_shares(figures: list[Figure]) -> list[Figure]:
+    """The figures without each device's share of a cache, where the cache itself is printed."""
+    whole_caches = {"kv_buffer": ("kv_cache", "kv_self"), "rs_buffer": ("recurrent_state",)}
+    printed = {figure.name for figure in figures}
+    return [f for f in figures if not printed & set(whole_caches.get(f.name, ()))]
+
+
 def _audit(start: Start, model: ModelSpec, version: str, overrides: Overrides) -> list[Finding]:
     findings = []
     for figure in start.figures:
@@ -68,7 +75,7 @@ def _audit(start: Start, model: ModelSpec, version: str, overrides: Overrides) -
         except KvtoolError as error:
             findings.append(unknown(figure, f"the settings cannot be used: {error}"))
             continue
-        findings.append(_finding(context, figure))
+        findings.append(_finding(context, figure, start))
     return findings
 
 
@@ -114,11 +121,13 @@ def _context(
 
 
 def _dtype(said: dict[str, str], figure: Figure, side: str) -> str:
-    return figure.about.get(side) or said.get(side) or "float16"
+    return figure.about.get(side) or said.get(side) or said.get("kv_cache_dtype") or "float16"
 
 
-def _finding(context: Context, figure: Figure) -> Finding:
+def _finding(context: Context, figure: Figure, start: Start) -> Finding:
     settings = context.settings
+    if figure.name in ("kv_buffer", "rs_buffer"):
+        return _share(context, figure, start)
     name, _, side = figure.name.rpartition("_")
     if figure.name == "cells":
         return judge(figure, Prediction.exact(settings.n_ctx_seq, _ctx_text(settings)))
@@ -145,6 +154,42 @@ def _finding(context: Context, figure: Figure) -> Finding:
 
 
 _LINES = ("kv_cache", "recurrent_state")
+
+
+def _share(context: Context, figure: Figure, start: Start) -> Finding:
+    """A device's share: what the shares of the other devices leave of the cache."""
+    recurrent = figure.name == "rs_buffer"
+    mine = _announced(figure, start)
+    kinds = (
+        {"recurrent"} if recurrent else {"sliding"} if mine == "swa_cells" else {"full", "index"}
+    )
+    caches = [cache for cache in context.caches if cache.kind in kinds]
+    if not caches:
+        return unknown(figure, "no such cache follows from the model")
+    others = [
+        f
+        for f in start.figures
+        if f.name == figure.name and f is not figure and _announced(f, start) == mine
+    ]
+    total = sum(cache.total_bytes for cache in caches)
+    taken = sum(f.value for f in others)
+    half = sum(f.half for f in others)
+    devices = f", less {len(others)} other devices" if others else ""
+    why = f"{sum(c.layers for c in caches)} {'/'.join(sorted(kinds))} layers{devices}"
+    left = Prediction(total - taken, total - taken - half, total - taken + half, why)
+    found = judge(figure, left)
+    if found.verdict == "differ" and "type_k" not in start.settings:
+        return unknown(figure, "the log does not say the types of the cache; give --kv-dtype")
+    return found
+
+
+def _announced(figure: Figure, start: Start) -> str:
+    """Which cache was announced last before the figure: that of the windows, or another."""
+    names = [f.name for f in start.figures if f.line < figure.line and f.name in _CELLS]
+    return names[-1] if names else ""
+
+
+_CELLS = ("cells", "swa_cells")
 
 
 def _match(context: Context, figure: Figure, *, recurrent: bool) -> Cache | None:

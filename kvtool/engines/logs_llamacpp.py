@@ -103,6 +103,18 @@ def _side(label: str) -> str:
 _SIDE = re.compile(r"(c\^KV|kv\^T|K\^R|K|V) \((\w+)\): +([0-9.]+) (MiB|MB)")
 
 
+def _buffer(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    """A device's share of a cache; the only figure of it at the server's default verbosity."""
+    name = "kv_buffer" if match[2] == "KV" else "rs_buffer"
+    size = measured(match[3], match[4], 2)
+    return reader.figure(ENGINE, line, name, size, device=match[1])
+
+
+def _slots(reader: Reader, match: re.Match[str], line: Line) -> bool:
+    reader.start(ENGINE, line).settings.setdefault("n_seq_max", match[1])
+    return True
+
+
 def _cells(reader: Reader, match: re.Match[str], line: Line) -> bool:
     """Cells announced before the caches are made: of the full layers, of the windows."""
     name = "swa_cells" if match[1] == "SWA" else "cells"
@@ -143,6 +155,8 @@ RULES = (
     ),
     _rule(r"kv_size = ([0-9]+),.{0,60}?type_k = '(\w+)', type_v = '(\w+)'", _type),
     _rule(r"creating +(non-SWA|SWA) +KV cache, size = ([0-9]+) cells", _cells, "KV cache, size = "),
+    _rule(r"([\w.\-]+) (KV|RS) buffer size += +" + MIB, _buffer, " buffer size ="),
+    _rule(r"initializing(?: slots)?, n_slots = ([0-9]+)", _slots),
     _rule(
         r": size = +" + MIB + r" \( *([0-9]+) cells, +([0-9]+) layers, +([0-9]+)"
         r"(?:/ ?([0-9]+))? seqs\), K \((\w+)\): +" + MIB + r", V \((\w+)\): +" + MIB,
