@@ -41,14 +41,16 @@ def check_parallel(model: ModelSpec, parallel: Parallel) -> None:
     for state in set(model.states()):
         if not isinstance(state, Attention | Latent):
             continue
-        heads, kv = state.num_q_heads, getattr(state, "num_kv_heads", 1)
+        heads, kv = state.num_q_heads, 1
+        if isinstance(state, Attention):
+            kv = state.num_kv_heads
         tp = parallel.tp
         if heads % tp:
             raise UsageError(
                 f"tp {tp} does not divide the {heads} attention heads of {model.name}",
                 f"use one of {', '.join(map(str, _divisors(heads)))}",
             )
-        if isinstance(state, Attention) and kv % tp and tp % kv:
+        if kv % tp and tp % kv:
             raise UsageError(
                 f"tp {tp} fits neither into nor over the {kv} key/value heads of {model.name}",
                 "use a tp that divides them, or a multiple of them",

@@ -14,8 +14,6 @@ EXAMPLES = """Examples:
 
   kvtool devices --search mi3 --json"""
 
-RATES = ("bf16", "fp8", "fp4")
-
 
 def devices(
     search: Annotated[
@@ -26,7 +24,7 @@ def devices(
     output: OutputOpt = None,
 ) -> None:
     """The devices that kvtool knows: memory, bandwidth, peak rates, each with its source."""
-    from kvtool.device import device_names, load_device
+    from kvtool.device import PEAK_DTYPES, device_names, load_device
     from kvtool.report.listing import view
     from kvtool.report.output import choose_format, show
     from kvtool.report.record import Report
@@ -44,7 +42,7 @@ def devices(
                 "memory_usable_bytes": spec.memory_usable_bytes,
                 "memory_nominal_bytes": spec.memory_nominal_bytes,
                 "bandwidth_bytes_per_s": spec.bandwidth_bytes_per_s,
-                **{f"{d}_flops_per_s": spec.peak_flops_per_s.get(d) for d in RATES},
+                **{f"{d}_flops_per_s": spec.peak_flops_per_s.get(d) for d in PEAK_DTYPES},
                 "aliases": list(spec.aliases),
                 "sources": dict(spec.sources),
             }

@@ -13,6 +13,7 @@ from kvtool.simulation.answers import devices_needed
 from kvtool.simulation.explain import explained
 from kvtool.simulation.study import Outcome
 from kvtool.units import format_bytes, format_gib
+from kvtool.workload.documents import DocumentWorkload
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,7 +46,7 @@ def _knees(outcome: Outcome, device: DeviceSpec) -> list[Row]:
     for knee in outcome.knees:
         row = asdict(knee)
         source = outcome.plan.sources[row.pop("source")]
-        row["skew"] = getattr(source, "skew", None)
+        row["skew"] = source.skew if isinstance(source, DocumentWorkload) else None
         row["device"] = device.name
         row["device_memory_bytes"] = device.memory_bytes
         row["devices"] = devices_needed(knee.budget_bytes, outcome.study.options.tp, device)
@@ -92,7 +93,8 @@ def _heading(report: Report) -> Iterator[RenderableType]:
             f"documents of {asked['doc_tokens']} tokens; {asked['docs_per_request']} a "
             f"request{cold}, {asked['order']}, {asked['duplicates']}"
         )
-        runs = f"{asked['seeds']} seeds from {asked['seed']}, {asked['requests']:,} requests each"
+        seeds = f"{asked['seeds']} seeds from" if asked["seeds"] > 1 else "seed"
+        runs = f"{seeds} {asked['seed']}, {asked['requests']:,} requests each"
         skipped = f", the first {100 * asked['warmup']:g} % not counted" if asked["warmup"] else ""
         yield runs + skipped
     tp = f", tp {asked['tp']}: bytes per device" if asked["tp"] > 1 else ""
