@@ -12,7 +12,7 @@ from kvtool.device import load_device
 from kvtool.engines import NAMES as ENGINES
 from kvtool.engines import load as load_engine
 from kvtool.engines.base import Budget, Deployment, Engine
-from kvtool.errors import UsageError, did_you_mean
+from kvtool.errors import KvtoolError, UsageError, did_you_mean
 from kvtool.model.spec import ModelSpec, Parallel
 from kvtool.report.record import Report
 from kvtool.units import MAX_COUNT, parse_bytes, parse_count, parse_list, parse_tokens
@@ -87,22 +87,39 @@ def size(
     batches = _numbers(batch, lambda text: parse_count(text, what="sequences"))
     asked = None if ctx is None else _numbers(ctx, parse_tokens)
     report = Report("size", _inputs(locals()), [])
+    everyone = "all" in [name.strip().lower() for name in engine.split(",")]
     for spec, found in product(models, _engines(engine)):
         contexts = asked or _own_context(spec, solve)
         if len(contexts) * len(batches) > MAX_ROWS:
             raise UsageError(f"more than {MAX_ROWS:,} combinations", "use larger steps")
-        for context, sequences in product(contexts, batches):
-            case = fit.Case(spec, context, sequences, found, deployment, budget)
-            if solve is not None:
-                case = fit.solve(case, solve)
-            sized = fit.size(case)
-            if explain:
-                from kvtool.explain import explain as explanations
-
-                sized.row["explain"] = explanations(case, sized.row)
-            report.results.append(sized.row)
-            report.warnings += _new_warnings(report, sized.warnings, spec.name, len(models) > 1)
+        cases = [
+            fit.Case(spec, context, sequences, found, deployment, budget)
+            for context, sequences in product(contexts, batches)
+        ]
+        try:
+            sized = [_sized(case, solve, explain) for case in cases]
+        except KvtoolError as error:
+            # `all` asks every engine what it knows; one that does not cover a model says so.
+            if found is None or not everyone:
+                raise
+            report.warnings.append(f"{found.name}: {error}")
+            continue
+        for one in sized:
+            report.results.append(one.row)
+            report.warnings += _new_warnings(report, one.warnings, spec.name, len(models) > 1)
     return report
+
+
+def _sized(case: fit.Case, solve: str | None, explain: bool) -> fit.Sized:
+    """The row of a case, solved for what was sought and explained if asked."""
+    if solve is not None:
+        case = fit.solve(case, solve)
+    sized = fit.size(case)
+    if explain:
+        from kvtool.explain import explain as explanations
+
+        sized.row["explain"] = explanations(case, sized.row)
+    return sized
 
 
 def _new_warnings(report: Report, warnings: Iterable[str], model: str, several: bool) -> list[str]:
