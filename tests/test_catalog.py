@@ -159,7 +159,12 @@ def test_unknown_type_suggests_the_close_one():
 
 
 def test_a_card_keeps_the_fields_that_decide_and_nothing_else():
-    config = {**LLAMA, "hidden_act": "silu", "bos_token_id": 1, "auto_map": {"AutoModel": "evil.py"}}
+    config = {
+        **LLAMA,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "auto_map": {"AutoModel": "evil.py"},
+    }
 
     card = make_card(config, "toy", "test")
 
