@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +38,7 @@ def complete_kernel(incomplete: str) -> list[str]:
 
 
 def bench(
+    context: typer.Context,
     kernel: Annotated[
         str,
         typer.Option(
@@ -52,7 +52,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="V[,..]",
-            help="Variants of lazy: rotate-q, rotate-k, rematerialise, merge.",
+            help="Variants of lazy: rotate-q, rotate-k, rematerialise, merge, unsplit.",
             rich_help_panel=WHO,
         ),
     ] = None,
@@ -224,7 +224,7 @@ def bench(
             baseline=baseline,
             samples=samples,
             seed=seed,
-            command=shlex.join(["kvtool", *sys.argv[1:]]),
+            command=_typed(context),
             starting=printer.starting,
             finished=printer.finished,
         )
@@ -235,6 +235,17 @@ def bench(
     if plot is not None:
         _draw(report, Path(plot))
     raise typer.Exit(0 if gates_passed(report.results) else 1)
+
+
+def _typed(context: typer.Context) -> str:
+    """The command line that repeats this run: the options that were given."""
+    words = ["kvtool", "bench"]
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            value = context.params[option.name or ""]
+            words += [option.opts[0]] if value is True else [option.opts[0], str(value)]
+    return shlex.join(words)
 
 
 class _Printer:

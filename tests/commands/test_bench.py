@@ -68,7 +68,10 @@ def test_json_has_rows_environment_and_the_command(capsys):
     assert found["command"] == "bench"
     assert found["inputs"]["ctx"] == [64]
     assert found["environment"]["ceilings"]["copy_bytes_per_s"] > 0
-    assert found["environment"]["command"].startswith("kvtool ")
+    assert found["environment"]["command"] == (
+        "kvtool bench --kernel flash --peers none --phase decode --heads 4 --kv-heads 2 "
+        "--head-dim 32 --ctx 64 --device cpu --samples 3 --json"
+    )
     assert [row["gate"] for row in found["results"]] == ["pass"]
     assert found["results"][0]["device"] == found["environment"]["device"]
 
