@@ -41,7 +41,8 @@ PARAMETERS = {
     "llama3": LLAMA3,
     "yarn": YARN,
 }
-DOCS = [[100, 50, 60], [64, 1, 70]]
+DOCS = [[100, 50, 60], [64, 1, 70], [90]]
+"""Documents by length; the last request is an ordinary sequence."""
 
 
 def rope_of(name: str, dim: int = 32, interleaved: bool = False) -> Rope:
@@ -222,6 +223,26 @@ def test_a_single_document_at_offset_zero_is_flash_over_rotated_tensors(batch, p
     flash = load("flash").attention(rotated, inputs.k, inputs.v, kv_lens=lens, path=path)
 
     torch.testing.assert_close(lazy, flash, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("queries", [1, 60], ids=["decode", "prefill"])
+def test_one_turn_of_the_query_equals_two_turns_of_every_key(batch, path, queries):
+    """The other way to move a document: each key back to angle 0, then forward to its position."""
+    from kvtool.kernels.rope import rotate
+
+    rope = rope_of("llama3")
+    inputs = batch(docs=[[70, 50, 60]], queries=queries, rope=rope)
+    own = torch.cat([torch.arange(n) for n in (70, 50, 60)]).to(inputs.q.device)
+    positions = torch.arange(180, device=inputs.q.device)
+    moved = rotate(rotate(inputs.k[0].double(), -own, rope), positions, rope)[None].float()
+    rotated = rotate(inputs.q[0].double(), positions[-queries:], rope)[None].float()
+    lens = inputs.options["kv_lens"]
+    expected = load("reference").attention(rotated, moved, inputs.v, kv_lens=lens)
+
+    o = load("lazy").attention(inputs.q, inputs.k, inputs.v, **inputs.options, path=path)
+
+    torch.testing.assert_close(o.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("path", PATHS)
