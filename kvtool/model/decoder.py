@@ -319,7 +319,10 @@ def lfm2_inner(f: Fields) -> int:
     inner = int(2 * inner / 3)
     if f.has("block_ffn_dim_multiplier"):
         step = f.integer("block_multiple_of", 256)
-        inner = int(f.number("block_ffn_dim_multiplier", 1.0) * inner)
+        times = f.number("block_ffn_dim_multiplier", 1.0)
+        if times <= 0:
+            f.fault("block_ffn_dim_multiplier", times, "a positive number")
+        inner = int(times * inner)
         inner = step * -(-inner // step)
     return inner
 

@@ -133,9 +133,8 @@ def _inherit_tying(outer: Fields, inner: Fields) -> None:
     """Whether head and embedding are one tensor: the outer section says, then the inner one, then
     the outer section's class."""
     name = "tie_word_embeddings"
-    if isinstance(outer.raw.get(name), bool):
-        outer.used.add(outer.path + name)
-        inner.raw = {**inner.raw, name: outer.raw[name]}
+    if outer.raw.get(name) is not None:
+        inner.raw = {**inner.raw, name: outer.flag(name)}
     elif name in outer.defaults:
         inner.defaults[name] = outer.defaults[name]
 

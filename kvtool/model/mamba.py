@@ -160,14 +160,12 @@ def read_falcon_h1(f: Fields) -> ModelSpec:
 def read_granite_hybrid(f: Fields) -> ModelSpec:
     """Granite 4: Mamba 2 and attention layers; a shared MLP beside experts, if there are any."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
-    listed = f.strings("layers_block_type")
     if f.strings("layer_types") is not None:
         kinds = layout.layer_kinds(f, count, allowed=LINEAR)
-    elif listed is not None and len(listed) == count:
-        f.one_of("layers_block_type", listed, layout.LAYER_TYPES)
-        kinds = [layout.LAYER_TYPES.get(entry, "full") for entry in listed]
     else:
-        kinds = ["linear"] * count
+        listed = layout.listed_types(f, count, "layers_block_type") or ["mamba"] * count
+        f.one_of("layers_block_type", listed, ("mamba", "attention"))
+        kinds = ["full" if entry == "attention" else "linear" for entry in listed]
     kept, mixer = _mixer2(f, hidden, f.integer("mamba_expand", 2) * hidden)
     state = attention_state(f)
     tail = blocks.mlp(hidden, f.integer("shared_intermediate_size"), name="shared_mlp")

@@ -75,7 +75,10 @@ def towers(root: Fields, hidden: int) -> tuple[tuple[Weight, ...], tuple[str, ..
     if (tower := WITHOUT_SECTION.get(root.model_type)) is not None:
         unknown = (tower,)
     for name in SECTIONS:
-        if not isinstance(root.raw.get(name), Mapping) or _is_mute(root, name):
+        value = root.raw.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            root.fault(name, value, "a mapping")
+        if not isinstance(value, Mapping) or _is_mute(root, name):
             continue
         try:
             found = _part(root, name, hidden)

@@ -104,7 +104,9 @@ def _block(f: Fields, v: Vit, width: int, inner: int) -> int:
         attention += 2 * width
     up = inner * (2 if v.gated else 1)
     bias = _holds(f, v.mlp_bias)
-    norm = 1 if f.text("norm_type", "layer_norm") == "rms_norm" else v.norm
+    kind = f.text("norm_type", "layer_norm")
+    f.one_of("norm_type", [kind], ("layer_norm", "rms_norm"))
+    norm = 1 if kind == "rms_norm" else v.norm
     mlp = dense(up, width, bias) + dense(width, inner, bias)
     return attention + mlp + (norm * v.norms + v.scales) * width
 

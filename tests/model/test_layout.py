@@ -304,3 +304,40 @@ def test_an_unknown_type_is_refused_by_name() -> None:
 def test_a_type_that_does_not_fit_the_states_is_refused_with_its_reason() -> None:
     with pytest.raises(ModelError, match="'hymba' is not supported: its heads mix"):
         read({**LLAMA, "model_type": "hymba"})
+
+
+GRANITE: dict[str, Any] = {
+    **LLAMA, "model_type": "granitemoehybrid", "num_hidden_layers": 4, "num_local_experts": 0,
+    "shared_intermediate_size": 8192, "mamba_n_heads": 128, "mamba_d_state": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"layers_block_type": ["mamba", "attention"]}, "one entry for each of the 4 layers"),
+        ({"layers_block_type": ["mamba"] * 3 + ["conv"]}, "one of attention, mamba"),
+    ],
+    ids=["short", "unknown"],
+)
+def test_granite_blocks_that_cannot_be_are_refused(fields: dict[str, Any], named: str) -> None:
+    """A list of another length made every layer recurrent without a word."""
+    with pytest.raises(ModelError, match=named):
+        read({**GRANITE, **fields})
+
+
+@pytest.mark.parametrize("section", ["vision_config", "audio_config"])
+@pytest.mark.parametrize("value", ["a name", [1]], ids=["text", "list"])
+def test_a_section_that_is_no_mapping_is_refused(section: str, value: object) -> None:
+    text = {**LLAMA, "model_type": "llama"}
+    config = {"model_type": "llava", "text_config": text, section: value}
+
+    with pytest.raises(ModelError, match=f"{section} is .*, not a mapping"):
+        read(config)
+
+
+def test_tying_has_to_be_true_or_false() -> None:
+    config = {"model_type": "llava", "text_config": LLAMA, "tie_word_embeddings": "no"}
+
+    with pytest.raises(ModelError, match="tie_word_embeddings is 'no', not true or false"):
+        read(config)
