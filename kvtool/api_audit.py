@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from kvtool.api import _options as engine_options
 from kvtool.auditing import Finding, Overrides, audit_log
 from kvtool.catalog import load_model
 from kvtool.device import load_device
+from kvtool.dtype import load_dtype
 from kvtool.engines import load as load_engine
+from kvtool.engines.base import Budget, parse_options
 from kvtool.engines.logs import Log, Start, read_log
 from kvtool.errors import UsageError, did_you_mean
-from kvtool.model.spec import ModelSpec
+from kvtool.model.spec import ModelSpec, Parallel
 from kvtool.report.record import Report, Row
 from kvtool.units import parse_tokens
 
@@ -48,6 +51,11 @@ def audit(
     that cannot be read and for arguments that cannot be.
     """
     name, version = _engine(engine)
+    Parallel(1 if tp is None else tp, 1 if pp is None else pp)
+    Budget(fraction=gpu_fraction)
+    for given in (dtype, kv_dtype):
+        if given not in (None, "auto"):
+            load_dtype(str(given))
     settings = {
         "tensor_parallel_size": tp,
         "pipeline_parallel_size": pp,
@@ -61,7 +69,7 @@ def audit(
         version=version,
         device=None if gpu is None else load_device(gpu),
         settings={key: str(value) for key, value in settings.items() if value is not None},
-        options=engine_options(engine_opt),
+        options=_options(engine_opt),
     )
     source = log if isinstance(log, str) else "-"
     found = read_log(_chunks(log) if isinstance(log, str) else log)
@@ -86,6 +94,25 @@ def _engine(text: str | None) -> tuple[str | None, str | None]:
         known = f"engines: {', '.join(LOGGED)}"
         raise UsageError(f"no log of an engine named '{name}'", did_you_mean(name, LOGGED, known))
     return name, load_engine(name, version).version if version else None
+
+
+def _options(given: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
+    """Options of any engine with a log; UsageError for what none has, and for bad values."""
+    options = {
+        name.strip().lstrip("-").replace("-", "_").lower(): value
+        for name, value in engine_options(given).items()
+    }
+    known = {name: import_module(f"kvtool.engines.{name}_options").OPTIONS for name in LOGGED}
+    for name in options:
+        if not any(name in theirs for theirs in known.values()):
+            every = sorted({option for theirs in known.values() for option in theirs})
+            raise UsageError(
+                f"no engine has an option '{name}' here",
+                did_you_mean(name, every, "see docs/engines for the options of each engine"),
+            )
+    for engine, theirs in known.items():
+        parse_options({n: v for n, v in options.items() if n in theirs}, theirs, engine)
+    return options
 
 
 def _chunks(path: str) -> Iterator[bytes]:

@@ -462,6 +462,11 @@ def test_a_line_without_end_is_cut_and_the_next_one_read() -> None:
         ({"gpu": "h900"}, "h900"),
         ({"ctx": "lots"}, "not a number of tokens"),
         ({"engine_opt": ["block_size"]}, "not an engine option"),
+        ({"engine_opt": ["blok_size=16"]}, "no engine has an option 'blok_size'"),
+        ({"engine_opt": ["block_size=many"]}, "block_size cannot be 'many'"),
+        ({"tp": 0}, "tp is 0"),
+        ({"gpu_fraction": 2.0}, "no fraction of the memory"),
+        ({"kv_dtype": "fp3"}, "no dtype named 'fp3'"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

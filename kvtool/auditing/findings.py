@@ -28,6 +28,10 @@ class Overrides:
     settings: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
 
+    def options_of(self, known: Mapping[str, object]) -> dict[str, str]:
+        """The options among those that an engine has."""
+        return {name: value for name, value in self.options.items() if name in known}
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:

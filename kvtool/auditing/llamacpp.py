@@ -18,7 +18,7 @@ from kvtool.dtype import load_dtype
 from kvtool.engines.base import Deployment
 from kvtool.engines.llamacpp import context_caches
 from kvtool.engines.llamacpp_caches import Cache
-from kvtool.engines.llamacpp_options import Settings
+from kvtool.engines.llamacpp_options import OPTIONS, Settings
 from kvtool.engines.llamacpp_releases import RELEASES, find_release, is_near_a_change
 from kvtool.engines.logs import Figure, Start
 from kvtool.errors import KvtoolError
@@ -105,7 +105,7 @@ def _context(
     snapshots = figure.about.get("rs_seq") or said.get("n_rs_seq")
     if snapshots:
         options["n_rs_seq"] = snapshots
-    options |= overrides.options
+    options |= overrides.options_of(OPTIONS)
     k, v = (_dtype(said, figure, side) for side in ("type_k", "type_v"))
     if load_dtype(v).block > 1:
         options.pop("flash_attn", None)

@@ -71,7 +71,7 @@ def _case(model: ModelSpec, said: dict[str, str], overrides: Overrides) -> Case:
     deployment = Deployment(
         parallel=Parallel(tp=tp),
         kv_dtype=TYPES.get(kind, kind),
-        options={**options, **overrides.options},
+        options={**options, **overrides.options_of(OPTIONS)},
     )
     release = find_release(overrides.version)[1]
     settings = settle(model, deployment, release, overrides.device)

@@ -15,6 +15,7 @@ from kvtool.auditing.findings import (
 from kvtool.engines import trtllm
 from kvtool.engines.base import Deployment
 from kvtool.engines.logs import Figure, Start
+from kvtool.engines.trtllm_options import OPTIONS
 from kvtool.errors import KvtoolError
 from kvtool.model.spec import ModelSpec, Parallel
 
@@ -50,7 +51,7 @@ def _finding(start: Start, overrides: Overrides, figure: Figure) -> Finding:
 
 def _bytes(model: ModelSpec, tokens: int, said: dict[str, str], overrides: Overrides) -> int:
     """What a request of all those tokens takes, which is what the pool was allocated for."""
-    options = dict(overrides.options)
+    options = overrides.options_of(OPTIONS)
     if "tokens_per_block" in said:
         options.setdefault("tokens_per_block", said["tokens_per_block"])
     deployment = Deployment(

@@ -56,7 +56,7 @@ def _modes(
 ) -> list[dict[str, str]]:
     """Options of rival explanations: where prefixes of a hybrid are reused, older releases keep its
     states in one of two ways that the log does not name."""
-    given = dict(overrides.options)
+    given = overrides.options_of(OPTIONS)
     recurrent = any(isinstance(state, Recurrent) for state in model.states())
     reuses = start.settings.get("enable_prefix_caching") == "True"
     named = "mamba_cache_mode" in {**start.settings, **given}
@@ -122,7 +122,7 @@ def _case(start: Start, model: ModelSpec, version: str, overrides: Overrides) ->
         kv_dtype=kv,
         dtype=weights,
         mtp="mtp" in said.get("speculative_config", "").lower(),
-        options={**_options(said), **overrides.options},
+        options={**_options(said), **overrides.options_of(OPTIONS)},
     )
     exact = _fraction(said.get("gpu_memory_utilization"))
     return Case(
