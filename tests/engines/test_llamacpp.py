@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from kvtool import engines, kvcache
 from kvtool.catalog import load_model as load_card
+from kvtool.device import load_device
 from kvtool.engines.base import Budget, Deployment
 from kvtool.engines.llamacpp import context_caches
 from kvtool.engines.llamacpp_releases import find_release
@@ -253,6 +254,29 @@ def test_a_pool_fits_what_it_says_and_no_more(context: int, batch: int, pool: in
     if most:
         assert engine.reserve(model, most, batch).cache_bytes <= pool
     assert engine.reserve(model, most + 1, batch).cache_bytes > pool
+
+
+@pytest.mark.parametrize(
+    ("name", "ubatch", "printed"),
+    [
+        ("gemma-2-2b", 512, 509.00),  # public file, index id 46940380535
+        ("gpt-oss-20b", 512, 420.08),  # 32713047379
+        ("gpt-oss-20b", 2048, 1672.08),  # 59932672849
+        ("qwen3.5-9b", 512, 498.00),  # 67369886488
+    ],
+)
+def test_the_compute_buffer_of_a_posted_log_lies_in_its_range(
+    name: str, ubatch: int, printed: float
+) -> None:
+    deployment = Deployment(options={"n_ubatch": str(ubatch)})
+    budget = Budget(load_device("h100"))
+
+    found = engines.load("llamacpp").reserve(load_model(name), 8192, 1, deployment, budget)
+
+    assert found.pool is not None
+    (term,) = (term for term in found.pool.terms if term.name == "compute")
+    assert term.bytes.value / MIB == pytest.approx(printed, rel=0.06)
+    assert term.bytes.low <= printed * MIB <= term.bytes.high
 
 
 def test_devices_share_out_whole_layers_and_the_head_counts_as_one() -> None:
