@@ -98,7 +98,9 @@ def size(case: Case) -> Sized:
         "dcp": parallel.dcp,
         "sequence_bytes": sequence,
         "bytes_per_token": sequence - at(context - 1),
-        "growing_bytes_per_token": kvcache.growing_bytes_per_token(layers, kv, parallel),
+        "growing_bytes_per_token": kvcache.growing_bytes_per_token(
+            layers, kv, parallel, model.max_context
+        ),
         "fixed_bytes": kvcache.fixed_bytes(layers, kv, parallel, encoder),
         "components": _components(layers, case, kv, encoder),
         **_twins(model, context, at),

@@ -159,22 +159,30 @@ def fixed_bytes(
 
 
 def growing_bytes_per_token(
-    layers: Iterable[Layer], kv: KVFormat = BF16, parallel: Parallel = SINGLE
+    layers: Iterable[Layer],
+    kv: KVFormat = BF16,
+    parallel: Parallel = SINGLE,
+    max_context: int | None = None,
 ) -> int | float:
-    """Slope of the sequence's bytes beyond every window, on average where it comes in steps."""
+    """Slope of the sequence's bytes beyond every window, on average where it comes in steps.
+
+    A window or chunk as long as `max_context`, the tokens the model was made for, never closes:
+    its layer grows like a full one (Phi-3.5: 262,144 of 131,072).
+    """
     slope = sum(
-        _growing_row(state, kv, parallel.tp) / parallel.dcp
-        for layer in layers
-        for state in layer.states
+        _growing_row(state, kv, parallel, max_context) for layer in layers for state in layer.states
     )
     return int(slope) if slope == int(slope) else slope
 
 
-def _growing_row(state: State, kv: KVFormat, tp: int) -> float:
-    if isinstance(state, Attention) and state.kind == "full":
-        return state.row_bytes(kv, tp)
+def _growing_row(state: State, kv: KVFormat, parallel: Parallel, max_context: int | None) -> float:
+    if isinstance(state, Attention):
+        if state.kind == "full":
+            return state.row_bytes(kv, parallel.tp) / parallel.dcp
+        open_end = None not in (state.limit, max_context) and state.limit >= max_context  # type: ignore[operator]
+        return state.row_bytes(kv, parallel.tp) if open_end and state.kind != "cross" else 0
     if isinstance(state, Latent | Index):
-        return state.row_bytes(kv) / state.stride
+        return state.row_bytes(kv) / state.stride / parallel.dcp
     return 0
 
 

@@ -77,6 +77,14 @@ def test_window_bounds_a_sliding_layer():
     assert kvcache.growing_bytes_per_token(sliding.layers) == 0
 
 
+def test_a_window_longer_than_the_model_can_reach_does_not_bound_it():
+    # Phi-3.5-mini: sliding_window 262,144 beside 131,072 positions
+    wide = model(attention(kind="sliding", limit=262_144))
+
+    assert kvcache.growing_bytes_per_token(wide.layers, max_context=131_072) == 512
+    assert kvcache.growing_bytes_per_token(wide.layers, max_context=1_048_576) == 0
+
+
 def test_latent_rows_are_copied_on_every_rank():
     latent = model(Layer((Latent(576, 128, 192, 128),)))
 

@@ -73,7 +73,9 @@ def _rows(search: str | None) -> list[dict[str, Any]]:
                 "model_type": spec.model_type,
                 "attention": list(spec.attention_kinds),
                 "layers": len(spec.layers),
-                "bytes_per_token": kvcache.growing_bytes_per_token(spec.layers, kv),
+                "bytes_per_token": kvcache.growing_bytes_per_token(
+                    spec.layers, kv, max_context=spec.max_context
+                ),
                 "context": spec.max_context,
                 "params": parameters(spec) if spec.weights_known else None,
                 "dtype": spec.dtype,

@@ -48,7 +48,7 @@ def cells(spec: ModelSpec) -> Iterator[str]:
     yield " ".join(spec.attention_kinds) or "none"
     yield f"{len(spec.layers)}"
     yield spec.dtype
-    yield f"{kvcache.growing_bytes_per_token(spec.layers, kv):,}"
+    yield f"{kvcache.growing_bytes_per_token(spec.layers, kv, max_context=spec.max_context):,}"
     yield f"{kvcache.fixed_bytes(spec.layers, kv, encoder=frames):,}"
     yield f"{held:,}"
     yield f"{parameters(spec):,}{'' if spec.weights_known else ' and more'}"
