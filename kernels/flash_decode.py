@@ -41,7 +41,7 @@ CONFIGS = {
 Registers are capped because the compiler, left alone, takes what halves the programs per
 multiprocessor. Measured on an H200.
 """
-FP8_CONFIGS = CONFIGS | {128: (64, 5, 2, 168, 6)}
+FP8_CONFIGS = CONFIGS | {128: (64, 5, 2, 200, 4)}
 """For fp8 caches: fewer warps, since converting costs more than waiting. Measured on an H200."""
 UNSPLIT_CONFIG = (16, 2, 4, 128, 4)
 """Of the variant `unsplit`: one block of 16 tokens at a time."""
@@ -338,7 +338,7 @@ def decode(call: Call, plan: Plan, o: Tensor) -> None:
             D=call.head_dim,
             DP=arguments["DP"],
             SINKS=call.sinks is not None,
-            BLOCK_I=16,
+            BLOCK_I=16 if tables.most_items <= 16 else 64,
             PDL=pdl,
             launch_pdl=pdl,
             num_warps=4,

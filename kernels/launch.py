@@ -50,6 +50,7 @@ class Tables:
       position less document offset in decode.  doc_rows: [m, 2, D] by document offset.
     key_rows: [longest document, 2, D] by index, for unrotated keys.
     first_items: [B + 1] the items of each sequence; None when each sequence is one item.
+    most_items: of any sequence.
     queries: [B] queries per sequence.
     """
 
@@ -62,6 +63,7 @@ class Tables:
     doc_rows: Tensor | None = None
     key_rows: Tensor | None = None
     first_items: Tensor | None = None
+    most_items: int = 1
     queries: Tensor | None = None
 
 

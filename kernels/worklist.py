@@ -22,6 +22,8 @@ MAX_DECODE_ROWS = 64
 """Query rows per kv head (tokens x group) up to which a batch is decoded, not prefilled."""
 MIN_TILES = 4
 """Tiles below which an item is not cut further."""
+SLACK = 1.1
+"""How much longer than its fair share a whole sequence may be before it is cut."""
 INTERPRETER_SMS = 8
 """Multiprocessors assumed where there is no GPU, so that small batches are split there too."""
 
@@ -114,7 +116,7 @@ def decode_tables(call: Call, plan: Plan, config: Config, multiprocessors: int) 
     records: list[tuple[int, ...]] = []
     first_items, owners = [0], []
     for b, (run, count) in enumerate(zip(runs, counts, strict=True)):
-        parts = max(1, -(-count // per_item))
+        parts = 1 if count <= SLACK * per_item else -(-count // per_item)
         tokens = max(1, -(-count // parts)) * block_n
         for part in [[s] for s in run] if plan.variant == "merge" else _cut(run, tokens, block_n):
             first, tile = len(segments), 0
@@ -142,6 +144,7 @@ def decode_tables(call: Call, plan: Plan, config: Config, multiprocessors: int) 
         doc_rows=_rotation(call, offsets),
         key_rows=_key_rows(call, plan),
         first_items=None if single else torch.tensor(first_items, dtype=torch.int32).to(device),
+        most_items=int(np.diff(first_items).max()),
         queries=None if single else torch.tensor(plan.q_lens, dtype=torch.int32).to(device),
     )
 
