@@ -116,8 +116,14 @@ def settle(
         fraction=fraction if isinstance(fraction, float) else None,
         pool_bytes=_optional(given, "kv_cache_memory_bytes"),
         num_blocks=_optional(given, "num_gpu_blocks_override"),
-        warnings=warnings,
+        warnings=warnings + _device_warnings(device),
     )
+
+
+def _device_warnings(device: DeviceSpec | None) -> tuple[str, ...]:
+    if device is None or device.vendor == "nvidia":
+        return ()
+    return (f"vLLM's defaults and memory are known on NVIDIA devices: {device.name} is a guess",)
 
 
 def _integer(given: Mapping[str, object], name: str, default: int) -> int:

@@ -296,3 +296,12 @@ def test_the_batch_that_fits_is_the_largest_one(layers: list[Layer], pool: int) 
     largest = found.pool.max_batch_size
     assert largest * found.request_bytes <= pool
     assert (largest + 1) * found.blocks_per_request > found.pool.num_blocks.value
+
+
+@pytest.mark.parametrize(("gpu", "warned"), [("h100", 0), ("mi300x", 1)])
+def test_a_device_of_another_vendor_is_planned_with_a_warning(gpu: str, warned: int) -> None:
+    found = engines.load("vllm").reserve(
+        a_model(FULL), 8192, budget=Budget(device=load_device(gpu))
+    )
+
+    assert sum("NVIDIA" in warning for warning in found.warnings) == warned
