@@ -31,7 +31,7 @@ test:
 	pytest
 
 test-gpu:
-	pytest -m gpu
+	pytest -m gpu -n 0
 
 bench:  ## ratios measured side by side in one run
 	$(PYTHON) benchmarks/startup.py
