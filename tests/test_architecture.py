@@ -38,9 +38,6 @@ ORDER = (
     "benchmark",
     "report",
     "api",
-    "api_simulate",
-    "api_bench",
-    "api_audit",
     "commands",
     "cli",
 )

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtool.api_audit import VERDICTS, audit
+from kvtool.api.audit import VERDICTS, audit
 from kvtool.auditing.findings import Prediction, judge
 from kvtool.engines.logs import GIB, MAX_FIGURES, MAX_STARTS, Figure, Log, read_log, whole_lines
 from kvtool.errors import UsageError

@@ -94,12 +94,12 @@ def audit(
     output: OutputOpt = None,
 ) -> None:
     """Check the figures of an engine's start-up log: which term is off? Exit code 1 if one is."""
-    from kvtool import api_audit
+    from kvtool.api.audit import audit as run
     from kvtool.report import audit as view
     from kvtool.report.output import choose_format, show
 
     chosen = choose_format(fmt, as_json, output)
-    report = api_audit.audit(
+    report = run(
         log,
         model=model,
         engine=engine,

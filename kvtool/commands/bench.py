@@ -190,7 +190,7 @@ def bench(
     output: OutputOpt = None,
 ) -> None:
     """How fast attention really runs here: gated against float64, beside peers and the roof."""
-    from kvtool.api_bench import bench as run
+    from kvtool.api.bench import bench as run
     from kvtool.benchmark.run import gates_passed
     from kvtool.report.output import choose_format
 

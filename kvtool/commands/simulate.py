@@ -234,7 +234,7 @@ def simulate(
 ) -> None:
     """How often cached documents or blocks are hit under a memory budget."""
     asked = locals()
-    from kvtool.api_simulate import options_of
+    from kvtool.api.simulate import options_of
     from kvtool.report.output import choose_format
     from kvtool.simulation.options import settle
     from kvtool.simulation.study import Run

@@ -167,12 +167,12 @@ def size(
     output: OutputOpt = None,
 ) -> None:
     """How many bytes a model's KV cache and weights take, and what fits on a device."""
-    from kvtool import api
+    from kvtool.api.size import size as run
     from kvtool.report import size as view
     from kvtool.report.output import choose_format, show
 
     chosen = choose_format(fmt, as_json, output)
-    report = api.size(
+    report = run(
         model,
         ctx=ctx,
         batch=batch,

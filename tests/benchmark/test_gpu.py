@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvtool.api_bench import bench
+from kvtool.api.bench import bench
 from kvtool.benchmark import timing
 
 pytestmark = [

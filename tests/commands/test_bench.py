@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="the bench extra is not installed")
 
 from kvtool import cli
-from kvtool.api_bench import bench
+from kvtool.api.bench import bench
 from kvtool.benchmark import candidates, ceilings, run
 from kvtool.benchmark.contenders import Prepared
 from kvtool.errors import UsageError

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvtool.api_audit import VERDICTS, audit
+from kvtool.api.audit import VERDICTS, audit
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "logs"

@@ -69,7 +69,7 @@ def size(
         encoder_tokens=_optional(encoder_tokens, parse_tokens),
         mtp=mtp,
         draft=None if draft is None else _model(draft),
-        options=_options(engine_opt),
+        options=engine_options(engine_opt),
     )
     budget = Budget(
         device=None if gpu is None else load_device(gpu),
@@ -214,7 +214,8 @@ def _engines(names: str) -> list[Engine | None]:
     return found
 
 
-def _options(given: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
+def engine_options(given: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
+    """Engine options by name, from a mapping or from texts `name=value`; UsageError for others."""
     if isinstance(given, Mapping):
         return {name: str(value) for name, value in given.items()}
     found = {}

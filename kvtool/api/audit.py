@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from kvtool.api import _options as engine_options
+from kvtool.api.size import engine_options
 from kvtool.auditing import Finding, Overrides, audit_log
 from kvtool.catalog import load_model
 from kvtool.device import load_device

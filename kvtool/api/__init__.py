@@ -1,0 +1,1 @@
+"""The Python interface, a module per verb: the command's names and values in, a Report out."""
