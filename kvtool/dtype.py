@@ -21,7 +21,7 @@ class DType:
     vector_bytes: int = 0
 
     def row_bytes(self, num_heads: int, width: int) -> int:
-        """Bytes of `num_heads` vectors of `width` elements stored for one token.
+        """Bytes of `num_heads` vectors of `width` elements stored for one token; 0 for no width.
 
         Raises UsageError when the elements of the row are not a multiple of the block.
 
@@ -35,7 +35,8 @@ class DType:
                 f" {num_heads} x {width} = {elements}",
                 "use a dtype with a smaller block, such as fp8 or bfloat16",
             )
-        return elements // self.block * self.block_bytes + num_heads * self.vector_bytes
+        scales = num_heads * self.vector_bytes if width else 0
+        return elements // self.block * self.block_bytes + scales
 
     @property
     def bits(self) -> float:

@@ -86,7 +86,7 @@ def _states(
             yield _line(
                 f"{count} latent layers",
                 f"layers x (kv_lora_rank + rope) x bytes x {rows}",
-                f"{count} x {state.width} x {_width(kv.k)} x {tokens:,}",
+                f"{count} x ({_side(kv.k, state.width)}) x {tokens:,}",
                 value,
                 "one row for key and value, on every TP rank",
             )
@@ -128,7 +128,7 @@ def _attention(
         "chunked": "min(T, chunk)",
         "cross": "encoder tokens",
     }[state.kind]
-    if kv.k == kv.v and state.head_dim == state.v_head_dim:
+    if kv.k == kv.v and state.head_dim == state.v_head_dim and not kv.k.vector_bytes:
         formula = f"2 x layers x kv_heads x head_dim x bytes x {rows}"
         numbers = f"2 x {count} x {heads} x {state.head_dim} x {_width(kv.k)} x {tokens:,}"
     else:
@@ -141,12 +141,15 @@ def _attention(
 
 def _width(dtype: DType) -> str:
     """Bytes per element, as a fraction where blocks carry scales."""
-    plain = str(dtype.block_bytes) if dtype.block == 1 else f"{dtype.block_bytes}/{dtype.block}"
-    return f"({plain} + {dtype.vector_bytes} per head vector)" if dtype.vector_bytes else plain
+    return str(dtype.block_bytes) if dtype.block == 1 else f"{dtype.block_bytes}/{dtype.block}"
 
 
 def _side(dtype: DType, width: int) -> str:
-    return f"{width} x {_width(dtype)}" if width else "0"
+    """Bytes of one head's keys or values: its elements, and its own scale where it has one."""
+    if not width:
+        return "0"
+    scale = f" + {dtype.vector_bytes}" if dtype.vector_bytes else ""
+    return f"{width} x {_width(dtype)}{scale}"
 
 
 def _engine(row: dict[str, Any]) -> Iterator[Line]:
@@ -182,8 +185,8 @@ def _pool(case: Case, row: dict[str, Any]) -> Iterator[Line]:
     share = case.budget.fraction or LOGICAL_FRACTION
     yield _line(
         "left for the cache",
-        "memory x fraction - weights",
-        f"{device.memory_bytes:,} x {share} - {row['weight_bytes']:,}",
+        "memory x fraction - weights, 0 at least",
+        f"max(0, {device.memory_bytes:,} x {share} - {row['weight_bytes']:,})",
         row["pool_bytes"],
         device.sources.get("memory_usable_bytes") or device.sources["memory_nominal_bytes"],
     )

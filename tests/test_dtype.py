@@ -65,3 +65,8 @@ def test_keys_and_values_may_differ():
     kv = kv_format("q8_0", "q4_0")
 
     assert (kv.k.name, kv.v.name) == ("q8_0", "q4_0")
+
+
+def test_a_vector_without_elements_has_no_scale():
+    """DeepSeek V4 keeps keys that serve as values; with int8 the missing side cost 4 bytes."""
+    assert DTYPES["int8"].row_bytes(1, 0) == 0
