@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from kvtool.kernels import load
 
 from kvtool.benchmark.inputs import arrange, draw
 from kvtool.benchmark.oracle import judgement
+from kvtool.kernels import load
 
 CPU = torch.device("cpu")
 LAYOUTS = ["prefix", "paged", "documents", "documents-paged", "unrotated"]
