@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvtool.engines.base import Budget, Deployment, Estimate, Pool, Reserve, Term
+from kvtool.engines.deployed import extra_layers
 from kvtool.engines.vllm_groups import layout
 from kvtool.engines.vllm_memory import available, device_total, remainder
 from kvtool.engines.vllm_options import Settings, settle
@@ -19,7 +20,7 @@ from kvtool.engines.vllm_releases import CHECKED, Release, find_release
 from kvtool.engines.vllm_specs import entries
 from kvtool.engines.vllm_weights import loaded_bytes, stage_layers, without_towers
 from kvtool.kvcache import check_parallel
-from kvtool.model.spec import Layer, ModelSpec
+from kvtool.model.spec import ModelSpec
 
 NAME = "vllm"
 
@@ -49,7 +50,7 @@ class Vllm:
         device = budget.device if budget else None
         settings = settle(model, context_tokens, deployment, self.release, device)
         model = without_towers(model) if settings.language_model_only else model
-        found = entries(model, settings.rules, _extra_layers(model, deployment))
+        found = entries(model, settings.rules, extra_layers(model, deployment))
         plan = Plan.of(layout(found, settings.rules), settings.rules)
         loaded = [
             loaded_bytes(model, deployment, self.release, stage)
@@ -88,12 +89,6 @@ class Vllm:
 def load(version: str | None = None) -> Vllm:
     """The adapter for `version`, the newest known when None; UsageError for an unknown one."""
     return Vllm(*find_release(version))
-
-
-def _extra_layers(model: ModelSpec, deployment: Deployment) -> tuple[Layer, ...]:
-    """Layers a drafter adds on the last stage: the model's own MTP layers, another model's."""
-    own = model.mtp_layers if deployment.mtp else ()
-    return (*own, *(deployment.draft.layers if deployment.draft else ()))
 
 
 def _pool(
