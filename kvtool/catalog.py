@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from kvtool.errors import ModelError, UsageError, did_you_mean
+from kvtool.errors import KvtoolError, ModelError, UsageError, did_you_mean
 from kvtool.model.huggingface import read_config
 from kvtool.model.spec import ModelSpec
 
@@ -134,11 +134,16 @@ def _parse(data: bytes, where: str, parse: Callable[[str], object], language: st
 
 
 def _from_hub(name: str) -> ModelSpec:
-    from kvtool.model.hub import fetch_hub_config
+    """A model of the hub, with the bytes its weights are stored in where their headers say."""
+    from kvtool.model.hub import fetch_hub_checkpoint, fetch_hub_config
 
     repo, _, revision = name.removeprefix("hf:").partition("@")
-    raw = fetch_hub_config(repo, revision or None)
-    return read_config(raw, repo, name)[0]
+    spec = read_config(fetch_hub_config(repo, revision or None), repo, name)[0]
+    try:
+        found = fetch_hub_checkpoint(repo, revision or None)
+    except KvtoolError as error:
+        return replace(spec, notes=(*spec.notes, f"weights as computed, not as stored: {error}"))
+    return spec if found is None else replace(spec, stored_bytes=found.total_bytes)
 
 
 @cache

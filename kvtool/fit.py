@@ -17,7 +17,6 @@ from kvtool.units import MAX_TOKENS, format_bytes
 
 LOGICAL = "logical"
 LOGICAL_FRACTION = 0.9
-MAX_SOLVED_BATCH = 1 << 30
 MAX_SOLVED_TP = 1024
 
 
@@ -180,6 +179,7 @@ def _logical(
         "max_context_tokens": None,
         "max_batch_size": None,
         "fits": None,
+        "missing_bytes": None,
     }
     if pool is None:
         return found
@@ -190,6 +190,7 @@ def _logical(
         "max_context_tokens": largest(lambda tokens: at(tokens) * batch <= pool, MAX_TOKENS),
         "max_batch_size": max(pool, 0) // held if held else None,
         "fits": held * batch <= pool,
+        "missing_bytes": max(held * batch - pool, 0),
     }
 
 
@@ -223,6 +224,7 @@ def _reserved(case: Case, reserve: Reserve) -> dict[str, Any]:
         "max_context_tokens": _engine_context(case) if pool else None,
         "max_batch_size": pool and pool.max_batch_size,
         "fits": pool and pool.fits,
+        "missing_bytes": pool and max(reserve.cache_bytes - pool.pool_bytes.value, 0),
         "blocks_per_request": reserve.blocks_per_request or None,
         "bytes_per_block": reserve.bytes_per_block or None,
         "groups": [

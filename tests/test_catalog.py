@@ -202,6 +202,27 @@ def test_offline_hub_is_an_error_that_says_so(monkeypatch):
     assert "is not cached" in str(caught.value)
 
 
+def test_a_model_of_the_hub_has_its_stored_bytes(monkeypatch):
+    stored = type("Checkpoint", (), {"total_bytes": 12_345})()
+    monkeypatch.setattr("kvtool.model.hub.fetch_hub_config", lambda repo, revision: LLAMA)
+    monkeypatch.setattr("kvtool.model.hub.fetch_hub_checkpoint", lambda repo, revision: stored)
+
+    assert load_model("hf:somebody/toy").stored_bytes == 12_345
+
+
+def test_weights_that_the_hub_does_not_show_are_computed_and_said_so(monkeypatch):
+    def refuse(repo, revision):
+        raise KvtoolError("the hub cannot be reached", "go online")
+
+    monkeypatch.setattr("kvtool.model.hub.fetch_hub_config", lambda repo, revision: LLAMA)
+    monkeypatch.setattr("kvtool.model.hub.fetch_hub_checkpoint", refuse)
+
+    spec = load_model("hf:somebody/toy")
+
+    assert spec.stored_bytes is None
+    assert "the hub cannot be reached" in spec.notes[-1]
+
+
 def configs() -> list[dict]:
     """Deciding fields of every card: real configurations to mutate."""
     return [dict(catalog.load_card(name).config) for name in catalog.card_names()]

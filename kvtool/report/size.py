@@ -139,7 +139,14 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
 
 
 def _fit(row: Row) -> Iterator[tuple[str, str]]:
-    yield "fits", "[bold]yes[/]" if row["fits"] else "[bold]no[/]"
+    devices = row["tp"] * row["pp"]
+    text = "[bold]yes[/]" if row["fits"] else "[bold]no[/]"
+    text += f", on {devices} devices" if devices > 1 else ""
+    if not row["fits"] and row["missing_bytes"]:
+        text += f": {format_bytes(row['missing_bytes'])} are missing" + (
+            " on each" if devices > 1 else ""
+        )
+    yield "fits", text
     text = _ranged(row, "pool_bytes", format_bytes)
     if row["engine"] == "logical":
         text += ", activations not counted"
