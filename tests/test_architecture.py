@@ -25,6 +25,7 @@ ORDER = (
     "kvcache",
     "engines",
     "fit",
+    "solve",
     "explain",
     "auditing",
     "roofline",

@@ -15,6 +15,7 @@ from kvtool.engines.base import Budget, Deployment, Engine
 from kvtool.errors import KvtoolError, UsageError, did_you_mean
 from kvtool.model.spec import ModelSpec, Parallel
 from kvtool.report.record import Report
+from kvtool.solve import solve as solved
 from kvtool.units import MAX_COUNT, parse_bytes, parse_count, parse_list, parse_tokens
 
 Numbers = int | str | Sequence[int]
@@ -113,7 +114,7 @@ def size(
 def _sized(case: fit.Case, solve: str | None, explain: bool) -> fit.Sized:
     """The row of a case, solved for what was sought and explained if asked."""
     if solve is not None:
-        case = fit.solve(case, solve)
+        case = solved(case, solve)
     sized = fit.size(case)
     if explain:
         from kvtool.explain import explain as explanations
