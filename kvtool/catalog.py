@@ -55,7 +55,7 @@ def load_model(name: str) -> ModelSpec:
     try:
         if path.is_dir():
             return _from_folder(path)
-        if path.is_file():
+        if path.exists():
             return _from_file(path)
     except OSError as error:
         raise ModelError(f"cannot read '{name}': {error.strerror}", "check the path") from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -57,6 +59,18 @@ def test_a_config_is_read_from_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", Input)
 
     assert len(load_model("-").layers) == 2
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(json.dumps(LLAMA),))
+    writer.start()
+
+    spec = load_model(str(pipe))
+
+    writer.join()
+    assert len(spec.layers) == 2
 
 
 def test_unknown_model_gets_a_suggestion():
