@@ -77,13 +77,17 @@ class Vllm:
                 default=None,
             ),
             pool=_pool(model, plan, settings, deployment, batch_size, budget),
-            warnings=settings.warnings + self._warnings(),
+            warnings=settings.warnings + self._warnings(model),
         )
 
-    def _warnings(self) -> tuple[str, ...]:
-        if self.version in CHECKED:
-            return ()
-        return (f"vLLM {self.version}: the rules of {self.release.version} on, not checked here",)
+    def _warnings(self, model: ModelSpec) -> tuple[str, ...]:
+        found: tuple[str, ...] = ()
+        if self.version not in CHECKED:
+            rules = self.release.version
+            found += (f"vLLM {self.version}: the rules of {rules} on, not checked here",)
+        if model.model_type in self.release.unserved:
+            found += (f"vLLM {self.version} does not serve {model.model_type} models",)
+        return found
 
 
 def load(version: str | None = None) -> Vllm:

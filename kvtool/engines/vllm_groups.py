@@ -61,6 +61,7 @@ def layout(found: Sequence[Entry], rules: Rules) -> Layout:
     Raises KvtoolError where vLLM itself refuses the mixture.
     """
     members = list(found)
+    _check_stages(members, rules.parallel.pp)
     if not rules.hybrid:
         members = _without_windows(members)
     if not members:
@@ -73,6 +74,16 @@ def layout(found: Sequence[Entry], rules: Rules) -> Layout:
             "leave disable_hybrid_kv_cache_manager off",
         )
     return Layout(tuple(_balanced(_one_page(members, rules.release))))
+
+
+def _check_stages(members: Sequence[Entry], pp: int) -> None:
+    """KvtoolError where some stages keep a cache and others none: vLLM sizes no pool for those."""
+    empty = sorted(set(range(pp)) - {entry.stage for entry in members})
+    if members and empty:
+        raise KvtoolError(
+            f"vLLM cannot start stage {empty[0] + 1} of {pp}: no layer of it keeps a cache",
+            "lower --pp",
+        )
 
 
 def _without_windows(members: list[Entry]) -> list[Entry]:

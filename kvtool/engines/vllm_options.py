@@ -9,7 +9,7 @@ from kvtool.device import DeviceSpec
 from kvtool.dtype import KVFormat, kv_format, load_dtype
 from kvtool.engines.base import Deployment, Option, choice, parse_options, share, switch, whole
 from kvtool.engines.vllm_releases import GIB, Release
-from kvtool.engines.vllm_specs import Mode, Rules
+from kvtool.engines.vllm_specs import Mode, Rules, sparse_index
 from kvtool.errors import UsageError
 from kvtool.kvcache import encoder_tokens
 from kvtool.model.spec import Index, Latent, ModelSpec, Recurrent
@@ -103,8 +103,7 @@ def settle(
         block_multiple=64 if aligned and delta == "flashinfer" else 1,
         state_chunk=_optional(given, "mamba_block_size"),
         conv_dtype=_state_dtype(given, "mamba_cache_dtype"),
-        ssm_dtype=_state_dtype(given, "mamba_ssm_cache_dtype")
-        or _state_dtype(given, "mamba_cache_dtype"),
+        ssm_dtype=_state_dtype(given, "mamba_ssm_cache_dtype"),
     )
     fraction = given.get("gpu_memory_utilization")
     return Settings(
@@ -193,15 +192,10 @@ def _kv(model: ModelSpec, deployment: Deployment) -> tuple[KVFormat, tuple[str, 
         raise UsageError(f"vLLM stores keys and values alike, not {k} and {v}", "give --kv-dtype")
     if k != "auto":
         return kv_format(k), ()
-    if _is_sparse(model):
+    if sparse_index(model) is not None:
         note = "vLLM documents fp8 as cache default of sparse latent models; --kv-dtype overrides"
         return kv_format("fp8"), (note,)
     return kv_format(model.dtype), ()
-
-
-def _is_sparse(model: ModelSpec) -> bool:
-    kinds = {type(state) for state in model.states()}
-    return Latent in kinds and Index in kinds
 
 
 def _block_size(model: ModelSpec, kv: KVFormat, device: DeviceSpec | None) -> int:
@@ -210,7 +204,7 @@ def _block_size(model: ModelSpec, kv: KVFormat, device: DeviceSpec | None) -> in
     kinds = {type(state) for state in model.states()}
     if Latent not in kinds:
         return 128 if Index in kinds else 16
-    if _is_sparse(model):
+    if sparse_index(model) is not None:
         return 64
     major = (device.compute_capability or "9.0").split(".")[0] if device else "9"
     if major == "10":

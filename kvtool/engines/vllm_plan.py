@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from kvtool.engines.base import Estimate, Group, Pool, Reason, Term
 from kvtool.engines.vllm_groups import Layout, TableGroup
 from kvtool.engines.vllm_specs import Entry, Rules
-from kvtool.model.spec import Attention, Recurrent
+from kvtool.model.spec import Attention
 
 # What each reason means; the order is that of the explanation.
 TEXTS = {
+    "index_copies": "layers that read another layer's index get rows for one of their own",
     "packed_rows": "rows are packed by the kernels, not as the bare dtype would be",
     "in_flight_window": "a window or chunk also holds the tokens of the steps in flight",
     "window_stored_in_full": "without the hybrid cache manager a window is stored in full",
@@ -98,6 +99,9 @@ class Plan:
 
     def _differences(self, entry: Entry, blocks: int) -> Iterator[tuple[str, int]]:
         rules, spec = self.rules, entry.spec
+        if not entry.states:
+            yield "index_copies", blocks * spec.page_bytes
+            return
         logical = sum(
             state.bytes(rules.context_tokens, rules.kv, rules.parallel, rules.encoder_tokens)
             for state in entry.states
@@ -125,7 +129,7 @@ class Plan:
                 text = f"{count} key/value heads on {tp} ranks: each is kept {tp // count} times"
                 yield Reason("replicated_heads", 0, text)
         sizes = {entry.spec.block_size for entry in entries if entry.spec.kind != "recurrent"}
-        if any(isinstance(entry.states[0], Recurrent) for entry in entries) and sizes:
+        if any(entry.spec.kind == "recurrent" for entry in entries) and sizes:
             text = f"attention blocks of {max(sizes)} tokens, so that a page holds a state"
             yield Reason("raised_block", 0, text)
         elif len(sizes) > 1:

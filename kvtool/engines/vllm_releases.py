@@ -29,7 +29,8 @@ class Release:
     `large_device_bytes`: from this much memory on a server batches 16,384 tokens by default.
     `window_extra`: tokens a model type's window is longer. `speculative_conv_types`: convolution
     tails grow with speculative tokens. `checkpoint_types`: align mode keeps one state more;
-    `delta_types`: likewise, with FlashInfer's kernels.
+    `delta_types`: likewise, with FlashInfer's kernels. `shares_indexes`: a sparse latent layer that
+    reads another one's index stores none. `unserved`: model types that vLLM has no class for.
     """
 
     version: str
@@ -47,11 +48,15 @@ class Release:
     checkpoint_types: tuple[str, ...]
     delta_types: tuple[str, ...]
     has_int4: bool
+    shares_indexes: bool
+    unserved: tuple[str, ...]
 
 
 _DELTA = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "olmo_hybrid")
 _SPECULATIVE_MAMBA2 = ("nemotron_h", "mamba2", "granitemoehybrid", "falcon_h1", "zamba2")
 _MAMBA2 = ("mamba2", "nemotron_h", "bamba", "granitemoehybrid", "falcon_h1", "zamba2")
+# No class, and none of transformers' that vLLM could run instead (models/registry.py).
+_UNSERVED = ("rwkv", "rwkv5", "rwkv6", "rwkv7", "t5", "mt5", "umt5", "mllama")
 
 # Sources: 0.22.1 and 0.33.0, the `vllm` package: v1/kv_cache_interface.py,
 # v1/core/kv_cache_utils.py (0.33: kv_cache_planning.py), platforms/interface.py,
@@ -72,6 +77,8 @@ _V0_11 = Release(
     checkpoint_types=(),
     delta_types=(),
     has_int4=False,
+    shares_indexes=False,
+    unserved=_UNSERVED,
 )
 # The rules of 0.11; the memory of sampling changed (`vllm_memory.CONSTANTS`).
 _V0_17 = replace(_V0_11, version="0.17.0")
@@ -82,6 +89,7 @@ _V0_21 = replace(
     graphs_subtracted=True,
     splits_segments=False,
     default_fraction=0.92,
+    unserved=(*_UNSERVED, "kimi_k3"),
 )
 _V0_33 = replace(
     _V0_21,
@@ -96,6 +104,8 @@ _V0_33 = replace(
     checkpoint_types=_MAMBA2,
     delta_types=_DELTA,
     has_int4=True,
+    shares_indexes=True,
+    unserved=(*_UNSERVED, "minimax", "minimax_text_01", "minimax_m1", "bamba", "plamo2"),
 )
 RELEASES = (_V0_11, _V0_17, _V0_21, _V0_33)
 NEWEST = "0.33.0"

@@ -117,7 +117,10 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One state of one layer: the stage that holds it, its specification, its logical self."""
+    """One state of one layer: the stage that holds it, its specification, its logical self.
+
+    `states` is empty for rows that the engine reserves and the architecture has no use for.
+    """
 
     stage: int
     spec: Spec
@@ -128,39 +131,59 @@ def entries(model: ModelSpec, rules: Rules, extra: Sequence[Layer]) -> list[Entr
     """The specifications of all layers in order, `extra` ones (MTP, drafter) on the last stage.
 
     Attention blocks are raised until a page holds a recurrent state of the model, and the states
-    padded to that page.
+    padded to that page. A sparse latent layer that reads another one's index has rows for its own
+    before 0.33, and in MTP layers always.
     """
-    made: dict[int, list[tuple[Spec, tuple[State, ...]]]] = {}
+    index = sparse_index(model)
+    made: dict[tuple[int, bool], list[tuple[Spec, tuple[State, ...]]]] = {}
 
-    def of(stage: int, layers: Iterable[Layer]) -> Iterator[Entry]:
+    def of(stage: int, layers: Iterable[Layer], indexed: bool) -> Iterator[Entry]:
         for layer in layers:
-            if id(layer) not in made:
-                made[id(layer)] = list(_layer_specs(model, layer, rules))
-            yield from (Entry(stage, spec, states) for spec, states in made[id(layer)])
+            key = id(layer), indexed
+            if key not in made:
+                made[key] = list(_layer_specs(model, layer, rules, index, indexed))
+            yield from (Entry(stage, spec, states) for spec, states in made[key])
 
     parts = stages(model.layers, rules.parallel.pp)
-    found = [entry for stage, layers in enumerate(parts) for entry in of(stage, layers)]
+    indexed = not rules.release.shares_indexes
+    found = [entry for stage, layers in enumerate(parts) for entry in of(stage, layers, indexed)]
     raised = _raised_block(found, rules)
-    found += of(rules.parallel.pp - 1, extra)
+    found += of(rules.parallel.pp - 1, extra, indexed=True)
     return found if raised is None else [_on_block(entry, *raised, rules) for entry in found]
 
 
+def sparse_index(model: ModelSpec) -> Index | None:
+    """The index of a model whose latent layers are sparse, all of them; None for other models."""
+    states = tuple(model.states())
+    if not any(isinstance(state, Latent) for state in states):
+        return None
+    return next((state for state in states if isinstance(state, Index)), None)
+
+
 def _layer_specs(
-    model: ModelSpec, layer: Layer, rules: Rules
+    model: ModelSpec, layer: Layer, rules: Rules, index: Index | None, indexed: bool
 ) -> Iterable[tuple[Spec, tuple[State, ...]]]:
+    """The specifications of a layer with the states they hold.
+
+    Where `indexed`, a latent layer of a model with an `index` has its rows even without one of its
+    own: they hold no state.
+    """
     recurrent = tuple(state for state in layer.states if isinstance(state, Recurrent))
-    sparse = any(isinstance(state, Index) for state in layer.states)
     latent = any(isinstance(state, Latent) for state in layer.states)
+    owns = any(isinstance(state, Index) for state in layer.states)
     for state in layer.states:
         if isinstance(state, Attention):
             yield _attention_spec(model, state, rules), (state,)
         elif isinstance(state, Latent):
-            yield _latent_spec(model, state, rules, sparse=sparse), (state,)
+            yield _latent_spec(model, state, rules, sparse=index is not None), (state,)
         elif isinstance(state, Index):
             row = state.row_bytes() if latent else 2 * state.width
             yield Spec("index", (row,), row, rules.block_size), (state,)
         elif not isinstance(state, Recurrent | Shared):
             raise _uncovered(model, state.kind)
+    if index is not None and indexed and latent and not owns:
+        row = index.row_bytes()
+        yield Spec("index", (row,), row, rules.block_size), ()
     if recurrent:
         yield _state_spec(model, recurrent, rules), recurrent
 
@@ -231,7 +254,6 @@ def _state_spec(model: ModelSpec, states: tuple[Recurrent, ...], rules: Rules) -
     longer = rules.speculative_tokens and model.model_type in rules.release.speculative_conv_types
     sizes = []
     for state in states:
-        dtype = rules.conv_dtype if state.kind == "conv" else rules.ssm_dtype
         elements = sum(
             count // units * shares(units, rules.parallel.tp) if units else count
             for count, units in state.parts
@@ -240,9 +262,22 @@ def _state_spec(model: ModelSpec, states: tuple[Recurrent, ...], rules: Rules) -
             if not state.tail:
                 raise _uncovered(model, "speculative recurrent")
             elements = elements // state.tail * (state.tail + rules.speculative_tokens)
-        sizes.append(DTYPES[dtype or state.dtype].row_bytes(1, elements))
+        sizes.append(DTYPES[_state_dtype(state, states, rules)].row_bytes(1, elements))
     block = rules.context_tokens if rules.mode == "none" else rules.block_size
     return Spec("recurrent", tuple(sizes), sum(sizes), block)
+
+
+def _state_dtype(state: Recurrent, states: tuple[Recurrent, ...], rules: Rules) -> str:
+    """The element type of one of a layer's `states` (mamba_utils.py, `MambaStateDtypeCalculator`).
+
+    `mamba_cache_dtype` sets convolution tails and states without a tail (lightning attention), and
+    a state that is of its tail's type; `mamba_ssm_cache_dtype` sets the state beside a tail.
+    """
+    tail = next((other.dtype for other in states if other.kind == "conv"), None)
+    if state.kind == "conv" or tail is None:
+        return rules.conv_dtype or state.dtype
+    follows = rules.conv_dtype if state.dtype == tail else None
+    return rules.ssm_dtype or follows or state.dtype
 
 
 def _raised_block(found: list[Entry], rules: Rules) -> tuple[int, int] | None:

@@ -31,7 +31,9 @@ FUSED = {
     "gate_proj": "gate_up", "up_proj": "gate_up",
     "q_a_proj": "qkv_a", "kv_a_proj_with_mqa": "qkv_a",
 }  # fmt: skip
-FLOAT32_PARAMETERS = ("A_log",)
+# Small parameters of recurrent mixers: how many tensors of vLLM's make one here, the first of them
+# in float32 (layers/mamba/mamba_mixer.py, mamba_mixer2.py, gdn/*_gdn_linear_attn.py).
+FLOAT32_FIRST = {"A_log": 1, "A_log_D_dt_bias": 3, "A_log_dt_bias": 2, "dt_bias": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +73,26 @@ def loaded_bytes(
     The range reaches from segments that are split to whole ones, and for packed experts over the
     kernels that may serve them: scales once, or shapes padded to 256.
     """
-    if not model.weights_known:
+    draft = deployment.draft
+    if not model.weights_known or (draft is not None and not draft.weights_known):
         return None
-    loading = Loading(*weight_scheme(model, deployment.dtype), deployment)
+    alone = replace(deployment, draft=None)
+    loading = Loading(*weight_scheme(model, deployment.dtype), alone)
     sizes = [*_tensors(model, loading, stage)]
+    if draft is not None and stage == deployment.parallel.pp - 1:
+        sizes += _draft_tensors(draft, alone)
     split, whole = (sum(_allocated(size, splits) for size in sizes) for splits in (True, False))
     low, high = split * (1 - MARGIN), whole * (1 + MARGIN)
     if loading.is_mxfp4:
         low, high = low * 0.95, high * 1.025
     value = split if release.splits_segments else whole
     return Estimate(value, int(low), int(high) + 1)
+
+
+def _draft_tensors(draft: ModelSpec, target: Deployment) -> Iterator[int]:
+    """A drafter's tensors in its own types, embedding and head included, on one stage."""
+    deployment = Deployment(parallel=replace(target.parallel, pp=1))
+    yield from _tensors(draft, Loading(*weight_scheme(draft, "auto"), deployment), 0)
 
 
 def _tensors(model: ModelSpec, loading: Loading, stage: int) -> Iterator[int]:
@@ -92,20 +104,24 @@ def _tensors(model: ModelSpec, loading: Loading, stage: int) -> Iterator[int]:
         if id(layer) not in made or loading.scheme is not None:
             made[id(layer)] = tuple(_layer_tensors(layer, f"model.layers.{first + i}", loading))
         yield from made[id(layer)]
-    for weight in _ends(model, stage, len(parts) - 1):
+    for weight in _ends(model, stage, len(parts) - 1, mtp=loading.deployment.mtp):
         yield _vocab_bytes(weight, model, loading)
     for table in model.rotary:
         yield _table_bytes(table, model)
 
 
-def _ends(model: ModelSpec, stage: int, last: int) -> Iterator[Weight]:
-    """Embeddings and what stands beside the decoder first, the head (a tied one again) last."""
+def _ends(model: ModelSpec, stage: int, last: int, *, mtp: bool) -> Iterator[Weight]:
+    """Embeddings and what stands beside the decoder first, the head last.
+
+    The last stage holds the embedding again for a tied head, or for MTP layers, which share it
+    with the model on one stage alone.
+    """
     if stage == 0:
         yield from model.embedding
         yield from model.encoder
     if stage == last:
         yield from model.head
-        if model.tied and stage:
+        if stage and (model.tied or (mtp and model.mtp_layers)):
             yield from model.embedding
 
 
@@ -136,8 +152,10 @@ def _weight_bytes(name: str, weight: Weight, loading: Loading) -> tuple[int, ...
     if loading.is_mxfp4 and weight.part == "experts":
         return _mxfp4_bytes(weight, share)
     scheme = loading.scheme
-    if last in FLOAT32_PARAMETERS:
-        return (share * 4,)
+    if last in FLOAT32_FIRST and weight.part == "recurrent":
+        tensors = FLOAT32_FIRST[last]
+        plain = share // tensors * DTYPES[loading.plain].block_bytes
+        return (share // tensors * 4, *[plain] * (tensors - 1))
     packing = scheme.packing_of(name) if scheme is not None and weight.linear else None
     if packing is None:
         return (share * DTYPES[loading.plain].block_bytes,)
