@@ -127,6 +127,8 @@ def attention_states(f: Fields, kinds: Sequence[str]) -> list[Attention]:
     value = f.integer("v_head_dim", width)
     widths = layout.overridden(f, "head_dim", [width] * layers)
     window = layout.window(f)
+    if {"full", "sliding"} <= set(kinds) and not layout.states_window(f):
+        f.lacks("sliding_window", "some layers slide, no field says how far")
     chunk = f.optional("attention_chunk_size", high=MAX_TOKENS)
     local = _local(f)
     states: list[Attention] = []

@@ -94,6 +94,12 @@ def _part(model_type: str, section: str) -> dict[str, Any]:
     return found
 
 
+def architectures(raw: Mapping[str, Any]) -> list[str]:
+    """The names of the model classes that a configuration was saved from."""
+    named = raw.get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
 class Fields:
     """The fields of one configuration section, with the defaults of its class behind them.
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from kvtool.errors import ModelError, did_you_mean
+from kvtool.model.drafters import as_drafter
 from kvtool.model.fields import (
     Fields,
+    architectures,
     class_defaults,
     is_flat,
     section_defaults,
@@ -25,6 +27,9 @@ TEXT_SECTIONS = ("thinker_config", "text_config", "llm_config", "language_config
 # Types of published configurations that name their class but no model_type.
 ARCHITECTURES = {"MiniCPM3ForCausalLM": "minicpm3"}
 
+# Decoders of configurations of the original LLaVA, by class.
+FLAT_LLAVA = {"LlavaLlamaForCausalLM": "llava_llama", "LlavaMistralForCausalLM": "llava_mistral"}
+
 
 def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]]:
     """The model that a configuration describes, and the names of the fields that decided it.
@@ -38,13 +43,15 @@ def read_config(raw: object, name: str, where: str) -> tuple[ModelSpec, set[str]
             "pass the config.json of a model",
         )
     root = Fields(raw, where, model_type=_root_type(raw))
+    if root.model_type != raw.get("model_type"):
+        root.used.add("architectures")
     text = _text_section(root)
     reader = reader_of(text.model_type)
     if reader is None:
         raise _unknown_type(text, where)
     dtype, notes = _dtype(root, text)
     text.dtype = dtype
-    spec = _with_towers(_read(reader, text), root)
+    spec = as_drafter(_with_towers(_read(reader, text), root), text, architectures(raw))
     rotary = read_rotary(text, spec.states(), spec.max_context)
     quantization = _quantization(root, text)
     root.raise_faults()
@@ -72,6 +79,10 @@ def _assumed(text: Fields) -> tuple[str, ...]:
 
 def _with_towers(spec: ModelSpec, root: Fields) -> ModelSpec:
     """`spec` with the vision and audio towers beside its decoder."""
+    if isinstance(root.raw.get("mm_vision_tower"), str):
+        root.used.add("mm_vision_tower")
+        note = "parameters of the vision tower and its projector are not counted here"
+        return replace(spec, weights_known=False, notes=(*spec.notes, note))
     nested = any(isinstance(value, Mapping) for value in root.raw.values())
     composite = section_type(root.model_type, "text_config") or root.model_type == "molmo"
     if not nested and not composite:
@@ -97,13 +108,13 @@ def _with_towers(spec: ModelSpec, root: Fields) -> ModelSpec:
 
 
 def _root_type(raw: Mapping[str, Any]) -> str:
-    kind = raw.get("model_type")
+    kind, saved_from = raw.get("model_type"), next(iter(architectures(raw)), "")
+    if kind == "llava" and "text_config" not in raw:
+        # The first LLaVA files hold the decoder's fields flat under a type that transformers nests.
+        return FLAT_LLAVA.get(saved_from, "llava")
     if isinstance(kind, str) and kind:
         return kind
-    classes = raw.get("architectures")
-    if isinstance(classes, list) and classes and isinstance(classes[0], str):
-        return ARCHITECTURES.get(classes[0], "")
-    return ""
+    return ARCHITECTURES.get(saved_from, "")
 
 
 def _text_section(root: Fields) -> Fields:

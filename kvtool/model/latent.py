@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvtool.model import blocks, decoder, layout
 from kvtool.model.fields import MAX_TOKENS, Fields
@@ -153,69 +153,97 @@ def _ngram_embeddings(f: Fields, hidden: int) -> tuple[Weight, ...]:
     )
 
 
-# DeepSeek V4: tokens per compressed entry, by layer type and by `compress_ratios` value.
-V4_RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
-V4_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention",
-            128: "heavily_compressed_attention"}  # fmt: skip
+# DeepSeek V4: tokens per compressed entry, by layer type and by `compress_ratios` value. The class
+# lets `compress_rates` (once `compress_rate_csa` and `compress_rate_hca`) say otherwise.
+SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+V4_RATES = {SPARSE: 4, HEAVY: 128}
+V4_LEGACY = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
+V4_KINDS = {0: "sliding_attention", 4: SPARSE, 128: HEAVY}
 
 
-def _v4_ratios(f: Fields, layers: int) -> list[int]:
-    """Tokens per compressed entry of each layer: 0 (window only), 4 or 128."""
+@dataclass(frozen=True, slots=True)
+class _Compression:
+    """Tokens per compressed entry (0: none), and whether entries overlap and have an indexer."""
+
+    rate: int = 0
+    sparse: bool = False
+
+
+def _v4_rates(f: Fields) -> dict[str, int]:
+    """Tokens per compressed entry by layer type, as configured, else as the class has it."""
+    section = f.child("compress_rates")
+    return {
+        kind: f.optional(V4_LEGACY[kind], high=MAX_TOKENS)
+        or section.integer(kind, rate, high=MAX_TOKENS)
+        for kind, rate in V4_RATES.items()
+    }
+
+
+def _v4_compressions(f: Fields, layers: int) -> list[_Compression]:
+    """What each layer compresses, by its type."""
+    rates = _v4_rates(f)
+    made = {kind: _Compression(rate, kind == SPARSE) for kind, rate in rates.items()}
+    return [made.get(kind, _Compression()) for kind in _v4_types(f, layers)]
+
+
+def _v4_types(f: Fields, layers: int) -> list[str]:
+    """The type of each layer: listed, or by its `compress_ratios` value, or as the class would."""
     types = f.strings("layer_types")
     if types is None and f.has("compress_ratios"):
         ratios = f.integers("compress_ratios", high=MAX_TOKENS) or []
         if len(ratios) < layers:
             f.fault("compress_ratios", ratios, f"one entry for each of the {layers} layers")
-            return [0] * layers
+            return [V4_KINDS[0]] * layers
         f.one_of("compress_ratios", [str(r) for r in ratios], [str(k) for k in V4_KINDS])
-        return ratios[:layers]
+        return [V4_KINDS.get(ratio, V4_KINDS[0]) for ratio in ratios[:layers]]
     if types is None:
-        types = ["heavily_compressed_attention"] * min(layers, 2) + [
-            V4_KINDS[4 if i % 2 else 128] for i in range(max(layers - 2, 0))
+        types = [HEAVY] * min(layers, 2) + [
+            SPARSE if i % 2 else HEAVY for i in range(max(layers - 2, 0))
         ]
     f.one_of("layer_types", types, V4_KINDS.values())
     if len(types) < layers:
         f.fault("layer_types", types, f"one entry for each of the {layers} layers")
-        return [0] * layers
-    return [V4_RATES.get(entry, 0) for entry in types[:layers]]
+        return [V4_KINDS[0]] * layers
+    return types[:layers]
 
 
-def _v4_states(ratio: int, heads: int, width: int, window: int, index: int) -> tuple[State, ...]:
-    """A window of K=V rows; with a compressor one entry per `ratio` tokens, the tokens not yet
-    compressed with their gates (float32; twice the entries where windows overlap, ratio 4), and
-    on ratio-4 layers an indexer with the same at its own width."""
+def _v4_states(
+    kept: _Compression, heads: int, width: int, window: int, index: int
+) -> tuple[State, ...]:
+    """A window of K=V rows; with a compressor one entry per `rate` tokens, the tokens not yet
+    compressed with their gates (float32; twice the entries where windows overlap, sparse layers),
+    and on sparse layers an indexer with the same at its own width."""
     states: tuple[State, ...] = (Attention(heads, 1, width, 0, "sliding", window),)
-    if not ratio:
+    if not kept.rate:
         return states
-    states += (Latent(width, heads, width, width, stride=ratio),)
-    overlap = 2 if ratio == 4 else 1
-    pending = 2 * (overlap * ratio) * (overlap * width)
-    if ratio == 4:
-        states += (Index(index, stride=ratio),)
-        pending += 2 * (overlap * ratio) * (overlap * index)
+    states += (Latent(width, heads, width, width, stride=kept.rate),)
+    overlap = 2 if kept.sparse else 1
+    pending = 2 * (overlap * kept.rate) * (overlap * width)
+    if kept.sparse:
+        states += (Index(index, stride=kept.rate),)
+        pending += 2 * (overlap * kept.rate) * (overlap * index)
     return (*states, Recurrent("recurrent", ((pending, 0),), "float32"))
 
 
 def read_v4(f: Fields) -> ModelSpec:
-    """DeepSeek V4: shared-KV windows, compressed entries, an indexer on the ratio-4 layers."""
+    """DeepSeek V4: shared-KV windows, compressed entries, an indexer on the sparse layers."""
     count, hidden = layout.num_layers(f), f.integer("hidden_size")
     heads, width = f.integer("num_attention_heads"), f.integer("head_dim")
     window = f.integer("sliding_window", high=MAX_TOKENS)
     index = f.integer("index_head_dim")
-    ratios = _v4_ratios(f, count)
+    kinds, plain = _v4_compressions(f, count), _Compression()
     made = {
-        ratio: Layer(_v4_states(ratio, heads, width, window, index), _v4_weights(f, ratio, hidden))
-        for ratio in set(ratios)
+        kept: Layer(_v4_states(kept, heads, width, window, index), _v4_weights(f, kept, hidden))
+        for kept in {*kinds, plain}
     }
-    layers = tuple(made[ratio] for ratio in ratios)
-    template = Layer(_v4_states(0, heads, width, window, index), _v4_weights(f, 0, hidden))
+    layers, template = tuple(made[kept] for kept in kinds), made[plain]
     spec = decoder.assemble(f, STYLE, layers, hidden, template)
     streams = f.integer("hc_mult")
     collapse = Weight("hc_head", "mlp", (streams * streams * hidden + streams + 1,))
     return replace(spec, head=(*spec.head, collapse))
 
 
-def _v4_weights(f: Fields, ratio: int, hidden: int) -> tuple[Weight, ...]:
+def _v4_weights(f: Fields, kept: _Compression, hidden: int) -> tuple[Weight, ...]:
     heads, width = f.integer("num_attention_heads"), f.integer("head_dim")
     rank, groups = f.integer("q_lora_rank"), f.integer("o_groups")
     o_rank, streams = f.integer("o_lora_rank"), f.integer("hc_mult")
@@ -236,7 +264,7 @@ def _v4_weights(f: Fields, ratio: int, hidden: int) -> tuple[Weight, ...]:
             f"{name}.o_b_proj", hidden, groups * o_rank, part="attention", units=groups, rows=True
         ),
         Weight(f"{name}.sinks", "attention", (heads,), heads),
-        *_v4_compressor(f, ratio, hidden),
+        *_v4_compressor(f, kept, hidden),
         *blocks.experts(
             hidden, inner, f.integer("num_experts"), f.integer("num_experts_per_tok")
         ),
@@ -248,22 +276,22 @@ def _v4_weights(f: Fields, ratio: int, hidden: int) -> tuple[Weight, ...]:
     )  # fmt: skip
 
 
-def _v4_compressor(f: Fields, ratio: int, hidden: int) -> tuple[Weight, ...]:
-    if not ratio:
+def _v4_compressor(f: Fields, kept: _Compression, hidden: int) -> tuple[Weight, ...]:
+    if not kept.rate:
         return ()
-    width, overlap = f.integer("head_dim"), 2 if ratio == 4 else 1
+    width, overlap = f.integer("head_dim"), 2 if kept.sparse else 1
 
     def compressor(name: str, size: int) -> tuple[Weight, ...]:
         wide = overlap * size
         return (
             *blocks.linear(f"{name}.kv_proj", wide, hidden, part="attention"),
             *blocks.linear(f"{name}.gate_proj", wide, hidden, part="attention"),
-            Weight(f"{name}.position_bias", "attention", (ratio, wide)),
+            Weight(f"{name}.position_bias", "attention", (kept.rate, wide)),
             *blocks.norm(f"{name}.kv_norm", size),
         )
 
     weights = compressor("self_attn.compressor", width)
-    if ratio != 4:
+    if not kept.sparse:
         return weights
     heads, index = f.integer("index_n_heads"), f.integer("index_head_dim")
     name = "self_attn.compressor.indexer"

@@ -60,6 +60,12 @@ def window(f: Fields) -> int | None:
     return value if value and value > 0 else None
 
 
+def states_window(f: Fields) -> bool:
+    """Whether the configuration or its class says anything of a window: a size, null or off."""
+    names = ("sliding_window", "attention_window_size")
+    return f.has(*names) or f.nulled(names[0]) or not f.flag("use_sliding_window", True)
+
+
 def layer_kinds(
     f: Fields, layers: int, rule: Rule = "full", *, allowed: Collection[str] = ATTENTION
 ) -> list[str]:
