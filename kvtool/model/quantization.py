@@ -147,6 +147,8 @@ def _packing(config: Mapping[str, Any], where: str) -> Packing:
         return _fp8(config, where)
     if method in ("awq", "gptq"):
         return _integers(config, method, where)
+    if method in ("auto-round", "intel/auto-round"):
+        return _auto_round(config, where)
     if method in ("mxfp4", "nvfp4"):
         return PACKINGS[method]
     if method == "fbgemm_fp8":
@@ -188,6 +190,18 @@ def _integers(config: Mapping[str, Any], method: str, where: str) -> Packing:
         raise _unknown("dynamic", config["dynamic"], where)
     column = 4 if method == "gptq" and config.get("desc_act") is True else 0
     return _int(bits, group, True, where, column)
+
+
+def _auto_round(config: Mapping[str, Any], where: str) -> Packing:
+    """Intel's AutoRound, packed as AWQ or GPTQ would; each input's group is kept in the form of
+    GPTQModel alone. Source: `auto_round/export/export_to_autoround/export.py`."""
+    form, kind = config.get("packing_format"), config.get("data_type", "int")
+    if kind != "int":
+        raise _unknown("data_type", kind, where)
+    if not isinstance(form, str) or not form.startswith("auto_round"):
+        raise _unknown("packing_format", form, where)
+    column = 4 if "gptqmodel" in form else 0
+    return _int(config.get("bits"), config.get("group_size"), True, where, column)
 
 
 def _int(bits: object, group: object, zero: bool, where: str, column: int = 0) -> Packing:
@@ -267,7 +281,22 @@ def _skipped(config: Mapping[str, Any], where: str) -> Test:
     for field in SKIP_FIELDS:
         if (value := config.get(field)) is not None:
             named += _names(field, value, where)
+    named += _left_out(config.get("extra_config"), where)
     return _matcher("modules to leave out", [*PLAIN, *named], where)
+
+
+def _left_out(settings: object, where: str) -> list[str]:
+    """Modules that AutoRound's `extra_config` leaves in 16 bits or more; other settings of single
+    modules are not known here."""
+    if settings is None:
+        return []
+    if not isinstance(settings, Mapping):
+        raise _unknown("extra_config", settings, where)
+    for name, setting in settings.items():
+        bits = setting.get("bits") if isinstance(setting, Mapping) else None
+        if bits not in (16, 32):
+            raise _unknown("extra_config", {name: setting}, where)
+    return _names("extra_config", list(settings), where)
 
 
 def _names(field: str, value: object, where: str) -> list[str]:

@@ -132,6 +132,37 @@ def test_int4_with_group_minus_one_has_a_scale_for_each_row() -> None:
     assert found.bytes((10, 1000)) == 5_000 + 10 * 2.5
 
 
+# sophgo/LLM-TPU, models/LocateAnything/config/config.json.
+AUTO_ROUND: dict[str, Any] = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "data_type": "int",
+    "group_size": 128,
+    "sym": True,
+    "autoround_version": "0.13.0",
+    "block_name_to_quantize": "language_model.model.layers",
+    "packing_format": "auto_round:auto_gptq",
+}
+
+
+def test_auto_round_stores_what_gptq_stores_without_the_order_of_inputs() -> None:
+    """It was refused. AutoRound's layer holds qweight, qzeros and float16 scales
+    (`auto_round_extension/torch/qlinear_torch_zp.py`); the form of GPTQModel adds `g_idx`."""
+    found = scheme_of(AUTO_ROUND, "test").packing
+    ordered = scheme_of(AUTO_ROUND | {"packing_format": "auto_round:gptqmodel"}, "test").packing
+
+    assert found.bytes((256, 1024)) == 256 * 1024 // 2 + 256 * 8 * 2.5
+    assert ordered.bytes((256, 1024)) - found.bytes((256, 1024)) == 4 * 1024
+
+
+def test_auto_round_leaves_out_the_modules_that_its_settings_keep_in_16_bits() -> None:
+    settings = {"model.layers.0.mlp.gate": {"bits": 16, "data_type": "float"}}
+    scheme = scheme_of(AUTO_ROUND | {"extra_config": settings}, "test")
+
+    assert scheme.packing_of("layers.0.mlp.gate") is None
+    assert scheme.packing_of("layers.0.mlp.experts.down_proj") is not None
+
+
 NOT_KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("quant_method", {}),
     ("quant_method", {"quant_method": None}),
@@ -154,6 +185,14 @@ NOT_KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("group_size", {"quant_method": "gptq", "group_size": 10**30}),
     ("group_size", {"quant_method": "gptq", "group_size": float("nan")}),
     ("dynamic", {"quant_method": "gptq", "dynamic": {"+:.*": {"bits": 8}}}),
+    ("packing_format", {"quant_method": "auto-round", "bits": 4, "group_size": 128}),
+    ("packing_format", AUTO_ROUND | {"packing_format": "gguf"}),
+    ("data_type", AUTO_ROUND | {"data_type": "mx_fp"}),
+    ("group_size", AUTO_ROUND | {"group_size": None}),
+    ("bits", AUTO_ROUND | {"bits": 3}),
+    ("extra_config", AUTO_ROUND | {"extra_config": ["lm_head"]}),
+    ("extra_config", AUTO_ROUND | {"extra_config": {"lm_head": {"bits": 4}}}),
+    ("extra_config", AUTO_ROUND | {"extra_config": {"lm_head": None}}),
     ("load_in_4bit", {"quant_method": "bitsandbytes"}),
     ("config_groups", {"quant_method": "compressed-tensors"}),
     ("config_groups", {"quant_method": "compressed-tensors", "config_groups": []}),
