@@ -52,7 +52,10 @@ class Release:
     unserved: tuple[str, ...]
 
 
-_DELTA = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "olmo_hybrid")
+_DELTA = (
+    "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "olmo_hybrid",
+    "minicpmv4_6",
+)  # fmt: skip
 _SPECULATIVE_MAMBA2 = ("nemotron_h", "mamba2", "granitemoehybrid", "falcon_h1", "zamba2")
 _MAMBA2 = ("mamba2", "nemotron_h", "bamba", "granitemoehybrid", "falcon_h1", "zamba2")
 # No class, and none of transformers' that vLLM could run instead (models/registry.py).
@@ -100,7 +103,7 @@ _V0_33 = replace(
     latent_block_multiple=128,
     large_device_bytes=160 * GIB,
     window_extra=(("cohere2", 1),),
-    speculative_conv_types=(*_DELTA, *_SPECULATIVE_MAMBA2, "kimi_linear"),
+    speculative_conv_types=(*_DELTA, *_SPECULATIVE_MAMBA2, "kimi_linear", "kimi_k3"),
     checkpoint_types=_MAMBA2,
     delta_types=_DELTA,
     has_int4=True,

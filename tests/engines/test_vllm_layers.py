@@ -124,6 +124,21 @@ def test_types_of_states_are_those_of_vllms_calculator(
     assert found.bytes_per_block == state_bytes
 
 
+@pytest.mark.parametrize(
+    ("kind", "version", "columns"),
+    [("minicpmv4_6", "0.22.1", 3 + 3), ("minicpmv4_6", "0.33.0", 3 + 3),
+     ("kimi_k3", "0.33.0", 3 + 3), ("granitemoehybrid", "0.22.1", 3),
+     ("granitemoehybrid", "0.33.0", 3 + 3)],
+)  # fmt: skip
+def test_tails_are_longer_by_the_speculative_tokens(kind: str, version: str, columns: int) -> None:
+    """`num_spec` of each class's `get_mamba_state_shape_from_config`."""
+    layer = Layer((Recurrent("conv", ((3 * 8192, 16),), "bfloat16", tail=3),))
+
+    found = reserve(a_model(layer, model_type=kind), version, num_speculative_tokens="3")
+
+    assert found.bytes_per_block == columns * 8192 * 2
+
+
 def test_a_stage_without_a_cache_is_refused_as_by_vllm() -> None:
     """Gemma 3n on four stages: its last layers all read another one's keys and values."""
     model = a_model(FULL, FULL, Layer((Shared(),)), Layer((Shared(),)))
