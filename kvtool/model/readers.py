@@ -85,6 +85,7 @@ READERS: dict[str, str] = {
     ),
     **dict.fromkeys(("RefinedWeb", "RefinedWebModel"), "remote.read_refined_web"),
     **dict.fromkeys(("iquestloopcoder", "iquest_loopcoder"), "remote.read_loopcoder"),
+    "hf_olmo": "remote.read_hf_olmo",
     "openelm": "special.read_openelm",
     "nemotron-nas": "special.read_nas",
     "dbrx": "special.read_dbrx",

@@ -1,5 +1,5 @@
 """Published families that transformers has no class for: Ring-linear, Step 3, Hunyuan with shared
-keys, Falcon's first names, LoopCoder.
+keys, Falcon's first names, LoopCoder, OLMo's first format.
 
 Source: the models' own code on the hub, as vLLM 0.33 re-implements it.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvtool.model import blocks, decoder, kda, latent, layout
-from kvtool.model.fields import Fields
+from kvtool.model.fields import MAX_VOCAB, Fields
 from kvtool.model.recurrent import Mixers, assemble_mixers, attention_state, full_kinds, state_dtype
 from kvtool.model.spec import Attention, Layer, ModelSpec, Recurrent, Shared, State, Weight
 from kvtool.model.styles import PLAIN, SAME_AS, STYLES
@@ -143,3 +143,38 @@ def read_loopcoder(f: Fields) -> ModelSpec:
     )
     layer = Layer((state, *((local,) * (loops - 1))), weights)
     return decoder.assemble(f, style, (layer,) * count, hidden)
+
+
+def read_hf_olmo(f: Fields) -> ModelSpec:
+    """OLMo in its authors' own format (`hf_olmo`), later published again as type olmo.
+
+    Counted as published: rotary positions, no biases, norms without gains. Source: allenai/OLMo,
+    `olmo/config.py` and `olmo/model.py`.
+    """
+    hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
+    kv = f.optional("n_kv_heads") or (1 if f.flag("multi_query_attention", False) else heads)
+    inner = f.optional("mlp_hidden_size") or f.integer("mlp_ratio", 4) * hidden
+    gated = f.text("activation_type", "swiglu") == "swiglu"
+    vocab = f.optional("embedding_size", high=MAX_VOCAB) or decoder.vocab_size(f)
+    counted = f.flag("rope", False) and not any(
+        f.flag(name, default)
+        for name, default in (
+            ("include_bias", True),
+            ("bias_for_layer_norm", False),
+            ("layer_norm_with_affine", True),
+            ("attention_layer_norm", False),
+            ("embedding_layer_norm", False),
+        )
+    )
+    named = {
+        "num_key_value_heads": kv,
+        "intermediate_size": inner // 2 if gated else inner,
+        "vocab_size": vocab,
+        "tie_word_embeddings": f.flag("weight_tying", True),
+    }
+    style = replace(STYLES["olmo"], gated=gated)
+    spec = decoder.read(decoder.renamed(f, {**f.raw, **named}), style)
+    if counted:
+        return spec
+    note = "parameters of norms, biases and positions are not counted here"
+    return replace(spec, weights_known=False, notes=(*spec.notes, note))

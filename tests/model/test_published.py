@@ -197,3 +197,72 @@ def test_a_vision_model_called_eagle_is_no_drafter():
     spec = read({**QWEN3_8B_EAGLE3, "architectures": ["Eagle2_5_VLForConditionalGeneration"]})
 
     assert spec.weights_known
+
+
+# allenai/OLMo, test_fixtures/test-olmo-model/config.json.
+OLMO_FIXTURE = {
+    "model_type": "hf_olmo",
+    "activation_type": "swiglu",
+    "attention_layer_norm": False,
+    "bias_for_layer_norm": None,
+    "d_model": 32,
+    "embedding_size": 50304,
+    "include_bias": True,
+    "layer_norm_with_affine": True,
+    "max_sequence_length": 1024,
+    "mlp_hidden_size": None,
+    "mlp_ratio": 4,
+    "multi_query_attention": False,
+    "n_heads": 1,
+    "n_kv_heads": None,
+    "n_layers": 1,
+    "rope": False,
+    "vocab_size": 50257,
+    "weight_tying": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 2 * 32 * 2),
+        ({"n_heads": 4}, 2 * 4 * 8 * 2),
+        ({"n_heads": 4, "multi_query_attention": True}, 2 * 1 * 8 * 2),
+        ({"n_heads": 4, "n_kv_heads": 2, "multi_query_attention": None}, 2 * 2 * 8 * 2),
+    ],
+    ids=["fixture", "four heads", "multi-query", "grouped"],
+)
+def test_olmo_in_its_authors_own_format_is_read(changes, expected):
+    """Type hf_olmo was refused."""
+    spec = read({**OLMO_FIXTURE, **changes})
+
+    assert growing_bytes_per_token(spec.layers) == expected
+    assert spec.max_context == 1024
+
+
+def test_parameters_of_olmo_7b_are_those_of_its_later_type():
+    """allenai/OLMo, configs/official-0724/OLMo-7B.yaml: 32 layers of width 4,096, an MLP of 11,008
+    (half of 22,016, which holds gate and up), 50,304 rows twice.
+
+    32 x (4 x 4,096 x 4,096 + 3 x 4,096 x 11,008) + 2 x 50,304 x 4,096.
+    """
+    spec = read(
+        {
+            **OLMO_FIXTURE,
+            "d_model": 4096,
+            "n_heads": 32,
+            "n_layers": 32,
+            "mlp_hidden_size": 22016,
+            "include_bias": False,
+            "layer_norm_with_affine": False,
+            "rope": True,
+            "weight_tying": False,
+        }
+    )
+
+    assert parameters(spec) == 6_888_095_744
+    assert spec.weights_known
+
+
+def test_olmo_with_gains_says_that_they_are_not_counted():
+    assert not read(OLMO_FIXTURE).weights_known
