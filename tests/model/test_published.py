@@ -266,3 +266,14 @@ def test_parameters_of_olmo_7b_are_those_of_its_later_type():
 
 def test_olmo_with_gains_says_that_they_are_not_counted():
     assert not read(OLMO_FIXTURE).weights_known
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("gla", "gated linear attention"), ("yuan", "filters keep the last inputs")],
+)
+def test_known_types_that_do_not_fit_are_refused_with_a_reason(model_type, reason):
+    """fla-org/flash-linear-attention, legacy/training/configs/gla_7B.json; intel/ipex-llm,
+    .../yuan2/yuan2-2B-instruct/config.json."""
+    with pytest.raises(ModelError, match=reason):
+        read({"model_type": model_type, "hidden_size": 2048, "num_hidden_layers": 24})
