@@ -98,7 +98,12 @@ def settle(
         mode=mode,
         speculative_tokens=_integer(given, "num_speculative_tokens", 0),
         checkpoints=int(
-            aligned and (model.model_type in release.checkpoint_types or delta == "flashinfer")
+            aligned
+            and (
+                model.model_type in release.checkpoint_types
+                or delta == "flashinfer"
+                or _runs_flash_kda(model, release, device)
+            )
         ),
         block_multiple=64 if aligned and delta == "flashinfer" else 1,
         state_chunk=_optional(given, "mamba_block_size"),
@@ -244,5 +249,16 @@ def _delta_backend(
     choice_ = given.get("gdn_prefill_backend", "auto")
     if choice_ != "auto":
         return str(choice_)
-    major = (device.compute_capability or "").split(".")[0] if device else ""
-    return "flashinfer" if major in ("9", "10", "12") else "triton"
+    return "flashinfer" if _is_hopper_or_later(device) else "triton"
+
+
+def _runs_flash_kda(model: ModelSpec, release: Release, device: DeviceSpec | None) -> bool:
+    """Whether FlashKDA serves Kimi delta attention with a bounded gate (Kimi K3): it exports a
+    checkpoint and asks for no other block size (kimi_k3/nvidia/kda.py)."""
+    return model.model_type in release.bounded_kda_types and _is_hopper_or_later(device)
+
+
+def _is_hopper_or_later(device: DeviceSpec | None) -> bool:
+    """Whether a named device is Hopper or Blackwell; False without one."""
+    capability = device.compute_capability or "" if device else ""
+    return capability.split(".")[0] in ("9", "10", "12")

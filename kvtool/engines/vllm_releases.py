@@ -29,8 +29,9 @@ class Release:
     `large_device_bytes`: from this much memory on a server batches 16,384 tokens by default.
     `window_extra`: tokens a model type's window is longer. `speculative_conv_types`: convolution
     tails grow with speculative tokens. `checkpoint_types`: align mode keeps one state more;
-    `delta_types`: likewise, with FlashInfer's kernels. `shares_indexes`: a sparse latent layer that
-    reads another one's index stores none. `unserved`: model types that vLLM has no class for.
+    `delta_types`: likewise, with FlashInfer's kernels; `bounded_kda_types`: likewise, with FlashKDA.
+    `shares_indexes`: a sparse latent layer that reads another one's index stores none. `unserved`:
+    model types that vLLM has no class for.
     """
 
     version: str
@@ -47,14 +48,15 @@ class Release:
     speculative_conv_types: tuple[str, ...]
     checkpoint_types: tuple[str, ...]
     delta_types: tuple[str, ...]
+    bounded_kda_types: tuple[str, ...]
     has_int4: bool
     shares_indexes: bool
     unserved: tuple[str, ...]
 
 
+# Gated delta nets in Qwen's class; Olmo Hybrid's own class exports no checkpoints.
 _DELTA = (
-    "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "olmo_hybrid",
-    "minicpmv4_6",
+    "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "minicpmv4_6",
 )  # fmt: skip
 _SPECULATIVE_MAMBA2 = ("nemotron_h", "mamba2", "granitemoehybrid", "falcon_h1", "zamba2")
 _MAMBA2 = ("mamba2", "nemotron_h", "bamba", "granitemoehybrid", "falcon_h1", "zamba2")
@@ -76,9 +78,10 @@ _V0_11 = Release(
     default_fraction=0.9,
     large_device_bytes=None,
     window_extra=(),
-    speculative_conv_types=(*_DELTA, "nemotron_h", "mamba2"),
+    speculative_conv_types=(*_DELTA, "olmo_hybrid", "nemotron_h", "mamba2"),
     checkpoint_types=(),
     delta_types=(),
+    bounded_kda_types=(),
     has_int4=False,
     shares_indexes=False,
     unserved=_UNSERVED,
@@ -92,7 +95,7 @@ _V0_21 = replace(
     graphs_subtracted=True,
     splits_segments=False,
     default_fraction=0.92,
-    unserved=(*_UNSERVED, "kimi_k3"),
+    unserved=(*_UNSERVED, "kimi_k3", "minimax_m3", "step3p7"),
 )
 _V0_33 = replace(
     _V0_21,
@@ -103,9 +106,16 @@ _V0_33 = replace(
     latent_block_multiple=128,
     large_device_bytes=160 * GIB,
     window_extra=(("cohere2", 1),),
-    speculative_conv_types=(*_DELTA, *_SPECULATIVE_MAMBA2, "kimi_linear", "kimi_k3"),
+    speculative_conv_types=(
+        *_DELTA,
+        *_SPECULATIVE_MAMBA2,
+        "olmo_hybrid",
+        "kimi_linear",
+        "kimi_k3",
+    ),
     checkpoint_types=_MAMBA2,
     delta_types=_DELTA,
+    bounded_kda_types=("kimi_k3",),
     has_int4=True,
     shares_indexes=True,
     unserved=(*_UNSERVED, "minimax", "minimax_text_01", "minimax_m1", "bamba", "plamo2"),

@@ -12,7 +12,8 @@ import pytest
 
 from kvtool import engines
 from kvtool.catalog import load_model
-from kvtool.engines.base import Deployment, Reserve
+from kvtool.device import load_device
+from kvtool.engines.base import Budget, Deployment, Reserve
 from kvtool.engines.vllm_releases import MIB
 from kvtool.errors import KvtoolError
 from kvtool.model.spec import (
@@ -137,6 +138,23 @@ def test_tails_are_longer_by_the_speculative_tokens(kind: str, version: str, col
     found = reserve(a_model(layer, model_type=kind), version, num_speculative_tokens="3")
 
     assert found.bytes_per_block == columns * 8192 * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpu", "states"),
+    [("kimi_k3", "h200", 3), ("kimi_k3", "a100-sxm-80gb", 2), ("kimi_linear", "h200", 2),
+     ("qwen3_5", "h200", 3), ("olmo_hybrid", "h200", 2)],
+)  # fmt: skip
+def test_a_state_is_kept_as_checkpoint_where_the_kernels_export_it(
+    kind: str, gpu: str, states: int
+) -> None:
+    """0.33: FlashKDA (bounded gates) and FlashInfer's delta nets, on Hopper and Blackwell."""
+    model = a_model(a_state("conv", "recurrent"), FULL, model_type=kind)
+    budget = Budget(device=load_device(gpu))
+
+    found = engines.load("vllm", "0.33.0").reserve(model, 8192, budget=budget)
+
+    assert {g.blocks for g in found.groups if g.kind == "recurrent"} == {states}
 
 
 def test_a_stage_without_a_cache_is_refused_as_by_vllm() -> None:
