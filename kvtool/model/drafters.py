@@ -22,7 +22,8 @@ FEATURES = 3
 def as_drafter(spec: ModelSpec, f: Fields, classes: Sequence[str]) -> ModelSpec:
     """`spec` with a drafter's own parameters where a class of `classes` is one, else `spec`.
 
-    EAGLE-3 drafters of one layer are counted; of others the note says that they are not.
+    EAGLE-3 drafters of one layer and DFlash drafters are counted; of others a note says that they
+    are not.
     """
     named = next((name for name in classes if _drafts(name)), None)
     if named is None:
@@ -30,6 +31,10 @@ def as_drafter(spec: ModelSpec, f: Fields, classes: Sequence[str]) -> ModelSpec:
     f.used.add("architectures")
     if named in EAGLE3 and len(spec.layers) == 1:
         return _eagle3(spec, f)
+    if named == "DFlashDraftModel" and f.model_type == "qwen3":
+        read = f.child("dflash_config").integers("target_layer_ids")
+        if read:
+            return _dflash(spec, len(read))
     note = f"parameters of the drafter {named} are not counted here"
     return replace(spec, weights_known=False, notes=(*spec.notes, note))
 
@@ -63,5 +68,23 @@ def _eagle3(spec: ModelSpec, f: Fields) -> ModelSpec:
         layers=(Layer(spec.layers[0].states, weights),),
         embedding=(Weight("embed_tokens", "embedding", (vocab, hidden), vocab), *features),
         head=(*blocks.norm("norm", hidden), Weight("lm_head", "head", (rows, hidden), rows)),
+        tied=False,
+    )
+
+
+def _dflash(spec: ModelSpec, features: int) -> ModelSpec:
+    """Layers of Qwen3 behind `fc`, which joins the features of so many layers of the target, and
+    two norms; embedding and head are the target's.
+
+    Source: the class of SpecForge (`specforge/modeling/draft/dflash.py`).
+    """
+    hidden = spec.hidden_size
+    return replace(
+        spec,
+        embedding=(
+            *blocks.linear("fc", hidden, features * hidden, part="mlp"),
+            *blocks.norm("hidden_norm", hidden),
+        ),
+        head=blocks.norm("norm", hidden),
         tied=False,
     )

@@ -185,6 +185,25 @@ def test_a_wider_target_widens_the_projection_of_its_features():
     assert parameters(wider) - parameters(read(QWEN3_8B_EAGLE3)) == 3 * 1024 * 4096
 
 
+def test_a_dflash_drafter_has_the_embedding_and_head_of_its_target():
+    """sgl-project/SpecForge, configs/qwen3-8b-dflash.json: five layers of Qwen3-8B's shape and a
+    projection of five features. It was counted with an embedding and a head of its own."""
+    config = {k: v for k, v in QWEN3_8B_EAGLE3.items() if k != "draft_vocab_size"}
+    spec = read(
+        {
+            **config,
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "num_hidden_layers": 5,
+            "dflash_config": {"target_layer_ids": [1, 9, 17, 25, 33]},
+        }
+    )
+
+    layer = 2 * (4096 + 1024) * 4096 + 3 * 4096 * 12288 + 2 * 128 + 2 * 4096
+    assert parameters(spec) == 5 * layer + 5 * 4096 * 4096 + 2 * 4096
+    assert growing_bytes_per_token(spec.layers) == 5 * 4096
+
+
 @pytest.mark.parametrize("name", ["DFlashDraftModel", "PEagleDraftModel", "EagleLlamaForCausalLM"])
 def test_other_drafters_say_that_their_parameters_are_not_counted(name):
     spec = read({**QWEN3_8B_EAGLE3, "architectures": [name]})
