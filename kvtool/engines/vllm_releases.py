@@ -29,7 +29,7 @@ class Release:
     `large_device_bytes`: from this much memory on a server batches 16,384 tokens by default.
     `window_extra`: tokens a model type's window is longer. `speculative_conv_types`: convolution
     tails grow with speculative tokens. `checkpoint_types`: align mode keeps one state more;
-    `delta_types`: likewise, with FlashInfer's kernels; `bounded_kda_types`: likewise, with FlashKDA.
+    `delta_types`: likewise, with FlashInfer's kernels, `bounded_kda_types` with FlashKDA.
     `shares_indexes`: a sparse latent layer that reads another one's index stores none. `unserved`:
     model types that vLLM has no class for.
     """
