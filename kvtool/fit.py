@@ -332,11 +332,12 @@ def _warnings(case: Case, row: dict[str, Any], reserve: Reserve | None) -> tuple
             f"{case.context_tokens:,} tokens are more than the {model.max_context:,}"
             f" {model.name} was made for"
         )
-    if not model.weights_known and row["weight_bytes"] is None:
-        found.append(
-            f"the parameters of {model.name} are not counted: no weights, no fit by device"
-        )
-    elif model.weights_known and row["weight_bytes"] is None:
+    draft = case.deployment.draft
+    uncounted = [m for m in (model, draft) if m is not None and not m.weights_known]
+    if uncounted and row["weight_bytes"] is None:
+        names = " and ".join(m.name for m in uncounted)
+        found.append(f"the parameters of {names} are not counted: no weights, no fit by device")
+    elif row["weight_bytes"] is None:
         found.append(f"{_unread_format(case)}; give the format of the weights with --dtype")
     device = case.budget.device
     if device is not None and device.memory_is_nominal:

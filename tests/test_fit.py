@@ -187,6 +187,13 @@ def test_a_drafter_adds_its_cache_and_weights():
     assert both["weight_bytes"] == alone["weight_bytes"] + small["weight_bytes"]
 
 
+def test_a_drafter_whose_parameters_are_not_counted_is_named():
+    report = kvtool.size("llama-3-70b", ctx="8k", draft="rwkv-5-world-3b", gpu="h200", gpus=2)
+
+    assert report.results[0]["fits"] is None
+    assert any("the parameters of rwkv-5-world-3b are not counted" in w for w in report.warnings)
+
+
 def test_components_sum_to_the_sequence():
     found = row("gpt-oss-120b", ctx="32k")
 
