@@ -10,6 +10,7 @@ from kvtool import kvcache
 from kvtool.dtype import KVFormat, load_dtype
 from kvtool.engines.advice import Question, advise
 from kvtool.engines.base import Budget, Deployment, Engine, Estimate, Reserve
+from kvtool.engines.deployed import stored_weights
 from kvtool.errors import ModelError, UsageError
 from kvtool.model import weights
 from kvtool.model.spec import SINGLE, Layer, ModelSpec
@@ -140,19 +141,11 @@ def _weights(case: Case) -> dict[str, Any]:
         alone = deployment.dtype == "auto" and deployment.parallel == SINGLE
         stored = model.stored_bytes if alone and deployment.draft is None else None
         return dict.fromkeys(names) | {"weight_bytes": stored}
-    try:
-        held = weights.weight_bytes(
-            model, deployment.dtype, deployment.parallel, mtp=deployment.mtp
-        )
-        if deployment.draft is not None:
-            held += weights.weight_bytes(deployment.draft, "auto", deployment.parallel)
-    except ModelError:
-        held = None
     return {
         "weight_params": weights.parameters(model),
         "active_params": weights.active_parameters(model),
         "mtp_params": weights.mtp_parameters(model),
-        "weight_bytes": held,
+        "weight_bytes": stored_weights(model, deployment),
     }
 
 
