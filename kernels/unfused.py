@@ -35,22 +35,24 @@ def plan_unfused(call: Call, name: str) -> Plan:
 def unfused(call: Call, plan: Plan) -> Tensor:
     """o: [B, T, H, D] in q.dtype; sequences of equal lengths go through as one batch."""
     o = torch.zeros_like(call.q) if call.out is None else call.out.zero_()
+    rows = o.unflatten(2, (call.num_kv_heads, call.group_size))  # [B, T, Hkv, G, D]
     lengths = list(zip(plan.kv_lens, plan.q_lens, strict=True))
     uniform = len(set(lengths)) == 1
     batches = [slice(None)] if uniform else [slice(b, b + 1) for b in range(call.batch_size)]
     for batch, (keys, queries) in zip(batches, lengths, strict=False):
         if keys and queries:
-            o[batch, :queries] = _attend(call, batch, keys, queries)
+            rows[batch, :queries] = _attend(call, batch, keys, queries)
     return o
 
 
 def _attend(call: Call, batch: slice, keys: int, queries: int) -> Tensor:
-    """[B, T, H, D] of sequences that share their lengths."""
+    """[B, T, Hkv, G, D] of sequences that share their lengths."""
     dtype, groups = call.q.dtype, (call.num_kv_heads, call.group_size)
-    q = call.q[batch, :queries].transpose(1, 2).unflatten(1, groups)  # [B, Hkv, G, T, D]
-    k = _stored(call.k[batch, :keys], call.k_scale, dtype).transpose(1, 2)[:, :, None]
-    v = _stored(call.v[batch, :keys], call.v_scale, dtype).transpose(1, 2)[:, :, None]
-    scores = (q @ k.transpose(-1, -2)).float() * call.sm_scale  # [B, Hkv, G, T, S]
+    q = call.q[batch, :queries].unflatten(2, groups).permute(0, 2, 3, 1, 4)  # [B, Hkv, G, T, D]
+    k = _stored(call.k[batch, :keys], call.k_scale, dtype).permute(0, 2, 3, 1)  # [B, Hkv, D, S]
+    v = _stored(call.v[batch, :keys], call.v_scale, dtype).transpose(1, 2)  # [B, Hkv, S, D]
+    scores = _products(q.flatten(2, 3), k, torch.float32).unflatten(2, (-1, queries))
+    scores *= call.sm_scale  # [B, Hkv, G, T, S]
     distance = torch.arange(keys - queries, keys, device=q.device)[:, None] - torch.arange(
         keys, device=q.device
     )
@@ -61,7 +63,22 @@ def _attend(call: Call, batch: slice, keys: int, queries: int) -> Tensor:
         if call.window is not None:
             hidden |= distance >= call.window
         scores.masked_fill_(hidden, -torch.inf)
-    return (_softmax(scores, call).to(dtype) @ v).flatten(1, 2).transpose(1, 2)
+    weights = _softmax(scores, call).to(dtype).flatten(2, 3)  # [B, Hkv, G * T, S]
+    return _products(weights, v, dtype).unflatten(2, (-1, queries)).permute(0, 3, 1, 2, 4)
+
+
+def _products(rows: Tensor, cache: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, Hkv, M, N] in `dtype`, rows: [B, Hkv, M, K] times cache: [B, Hkv, K, N]; no copy of cache.
+
+    Each product is rounded to the dtype of its operands. One head's group shares its keys, so its
+    queries are rows of one matrix. A batched product has one batch stride, and in [B, S, Hkv, D]
+    no stride spans sequences and heads: the loop is over the fewer of the two.
+    """
+    products = rows.new_empty((*rows.shape[:3], cache.shape[3]), dtype=dtype)
+    over = 0 if rows.shape[0] <= rows.shape[1] else 1
+    for to, a, b in zip(products.unbind(over), rows.unbind(over), cache.unbind(over), strict=True):
+        to.copy_(torch.bmm(a, b))
+    return products
 
 
 def _softmax(scores: Tensor, call: Call) -> Tensor:
