@@ -19,7 +19,7 @@ from kvtool.kernels.rope import Rope
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
-PATHS = ("triton", "torch")
+PATHS = ("triton", "torch", "hopper")
 
 
 class Options(TypedDict, total=False):

@@ -38,7 +38,7 @@ class Config(NamedTuple):
 class Tables:
     """Work lists and rotation rows on the device.
 
-    phase: "prefill" or "decode".  config: of the launch.
+    phase: "prefill", "hopper" (prefill on that path) or "decode".  config: of the launch.
     items: [n, 8] int32, one program each (and one per kv head in decode).
       Prefill: sequence, kv head, first row, queries, position of the first query, first segment,
       segments, tokens of the first.  Decode: sequence, segments, 0, queries, position of the
@@ -52,6 +52,11 @@ class Tables:
     first_items: [B + 1] the items of each sequence; None when each sequence is one item.
     most_items: of any sequence.
     queries: [B] queries per sequence.
+    starts: [programs + 1] the items of each program of the Hopper path, whose items are: sequence,
+      first query head, first query, queries, position of the first query of the sequence, first
+      segment, segments, tokens of the first; and its segments: first key row, tokens, position of
+      the first token, document.
+    tail: there, whether some document ends within a tile.
     """
 
     phase: str
@@ -65,6 +70,8 @@ class Tables:
     first_items: Tensor | None = None
     most_items: int = 1
     queries: Tensor | None = None
+    starts: Tensor | None = None
+    tail: bool = False
 
 
 def padded_dim(head_dim: int) -> int:

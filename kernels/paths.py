@@ -1,4 +1,8 @@
-"""Which code runs: Triton on CUDA devices, torch elsewhere; decode or prefill by shape."""
+"""Which code runs: Triton on CUDA devices, torch elsewhere; decode or prefill by shape.
+
+Prefill on Hopper has a path of its own, `hopper`, taken on request where
+`worklist.hopper_applies` says so.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from torch import Tensor
 
 from kvtool.errors import DeviceError, ShapeError
 from kvtool.kernels.checks import Call, host_plan
+from kvtool.kernels.launch import Tables
 from kvtool.kernels.plan import Plan
 from kvtool.kernels.tiled import tiled
 
@@ -32,7 +37,11 @@ def choose_path(call: Call) -> str:
 
 def with_tables(call: Call, plan: Plan) -> Plan:
     """The plan with what its path keeps on the device; a torch plan as it is."""
-    return plan if plan.path == "torch" else replace(plan, tables=_triton_tables(call, plan))
+    if plan.path == "torch":
+        return plan
+    tables = _triton_tables(call, plan)
+    path = "hopper" if tables.phase == "hopper" else "triton"
+    return replace(plan, path=path, tables=tables)
 
 
 def run(call: Call, plan: Plan, lse: Tensor | None = None) -> Tensor:
@@ -50,6 +59,10 @@ def run(call: Call, plan: Plan, lse: Tensor | None = None) -> Tensor:
         from kvtool.kernels.flash_decode import decode
 
         decode(call, plan, o)
+    elif plan.tables.phase == "hopper":
+        from kvtool.kernels.flash_hopper import hopper
+
+        hopper(call, plan, o)
     else:
         from kvtool.kernels.flash_prefill import prefill
 
@@ -57,7 +70,7 @@ def run(call: Call, plan: Plan, lse: Tensor | None = None) -> Tensor:
     return o
 
 
-def _triton_tables(call: Call, plan: Plan) -> object:
+def _triton_tables(call: Call, plan: Plan) -> Tables:
     from kvtool.kernels import flash_decode, flash_prefill
     from kvtool.kernels.launch import check_cache
     from kvtool.kernels.worklist import decode_tables, is_decode, prefill_tables
@@ -77,7 +90,31 @@ def _triton_tables(call: Call, plan: Plan) -> object:
     if is_decode(call):
         config = flash_decode.config(call, plan.variant)
         return decode_tables(call, plan, config, _multiprocessors(call))
+    hopper = _hopper_tables(call, plan)
+    if hopper is not None:
+        return hopper
+    if call.path == "hopper":
+        raise DeviceError(
+            "path 'hopper' does not take this call", "leave path out, and it is used where it can"
+        )
     return prefill_tables(call, plan, flash_prefill.config(call))
+
+
+def _hopper_tables(call: Call, plan: Plan) -> Tables | None:
+    """The work list of the Hopper path; None where it does not apply, or Triton is too old."""
+    from kvtool.kernels.worklist import hopper_applies, hopper_tables
+
+    if call.path != "hopper" or not _is_hopper(call) or not hopper_applies(call, plan):
+        return None
+    try:
+        from kvtool.kernels import flash_hopper
+    except ImportError:
+        return None
+    return hopper_tables(call, plan, flash_hopper.config(call), _multiprocessors(call))
+
+
+def _is_hopper(call: Call) -> bool:
+    return call.q.is_cuda and torch.cuda.get_device_capability(call.q.device)[0] == 9
 
 
 def _check_device(call: Call) -> None:

@@ -71,7 +71,7 @@ def plan_copy(call: Call) -> Plan:
 def rematerialise(call: Call, plan: Plan) -> Tensor:
     """o: [B, T, H, D] in q.dtype: the copies are made anew, then attended to."""
     copy, rows = plan.tables
-    if plan.path == "triton":
+    if plan.path != "torch":
         _copy_triton(call, copy, rows)
     else:
         _copy_torch(call, plan, copy)

@@ -68,7 +68,7 @@ def _attend(call: Call, batch: slice, keys: int, queries: int) -> Tensor:
 
 
 def _products(rows: Tensor, cache: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, Hkv, M, N] in `dtype`, rows: [B, Hkv, M, K] times cache: [B, Hkv, K, N]; no copy of cache.
+    """[B, Hkv, M, N] in `dtype`: rows [B, Hkv, M, K] times cache [B, Hkv, K, N], never copied.
 
     Each product is rounded to the dtype of its operands. One head's group shares its keys, so its
     queries are rows of one matrix. A batched product has one batch stride, and in [B, S, Hkv, D]

@@ -8,6 +8,7 @@ once. The variant `merge` makes each document an item of its own, `unsplit` each
 
 from __future__ import annotations
 
+import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ MIN_TILES = 4
 """Tiles below which an item is not cut further."""
 SLACK = 1.1
 """How much longer than its fair share a whole sequence may be before it is cut."""
+ITEM_COST = 1.0
+"""What an item costs beside its tiles there, in tiles."""
 INTERPRETER_SMS = 8
 """Multiprocessors assumed where there is no GPU, so that small batches are split there too."""
 
@@ -73,6 +76,112 @@ def prefill_tables(call: Call, plan: Plan, config: Config) -> Tables:
         doc_rows=_rotation(call, torch.tensor([s[2] for s in segments])),
         key_rows=_key_rows(call, plan),
     )
+
+
+def hopper_applies(call: Call, plan: Plan) -> bool:
+    """Whether the Hopper path takes a prefill; the rest is plain Triton's.
+
+    It reads contiguous 16-bit caches through the copy engine.
+    """
+    dim = call.head_dim
+    turns = call.rope is not None
+    return (
+        call.block_table is None
+        and call.q.dtype in (torch.float16, torch.bfloat16)
+        and call.k.dtype == call.q.dtype
+        and dim in (64, 96, 128, 256)
+        and (not turns or (dim in (64, 128) and _turns_by_halves(call)))
+        and turns == (call.doc_lens is not None)
+        and call.alibi_slopes is None
+        and not isinstance(call.k_scale, Tensor)
+        and not isinstance(call.v_scale, Tensor)
+        and plan.variant in (None, "rotate-q")
+        and all(_follows_strides(x) for x in (call.q, call.k, call.v))
+    )
+
+
+def _turns_by_halves(call: Call) -> bool:
+    """Whether queries alone turn, all dimensions, the first half paired with the second."""
+    rope = call.rope
+    assert rope is not None
+    return not rope.interleaved and rope.rotary_dim == call.head_dim and rope.keys != "unrotated"
+
+
+def _follows_strides(x: Tensor) -> bool:
+    """Whether the copy engine can step through x."""
+    return all(s % 8 == 0 for s in x.stride()[:3]) and x.data_ptr() % 16 == 0
+
+
+def hopper_tables(call: Call, plan: Plan, config: Config, multiprocessors: int) -> Tables | None:
+    """Items of the Hopper path, dealt to its programs; None if some tile of queries sees no key, or there are no queries."""
+    heads = min(call.group_size & -call.group_size, 16)
+    tokens, device = config.block_m // heads, call.q.device
+    segments: list[tuple[int, int, int, int]] = []
+    items, work = [], []
+    number = 0
+    for b, (queries, start) in enumerate(zip(plan.q_lens, plan.q_starts, strict=True)):
+        documents = plan.documents[b]
+        for t0 in range(0, queries, tokens):
+            first, last = start + t0, start + min(t0 + tokens, queries) - 1
+            seen = [
+                (tiles, d.row, d.length, d.offset, number + i)
+                for i, d in enumerate(documents)
+                if (tiles := _tiles(call, d, first, last, config.block_n))
+            ]
+            if not seen:
+                return None
+            seen.reverse()
+            cost = sum(s[0] for s in seen)
+            begin = len(segments)
+            segments += [s[1:] for s in seen]
+            items.append((b, 0, t0, queries, start, begin, len(seen), seen[0][2]))
+            work.append(cost)
+        number += len(documents)
+    if not items:
+        return None
+    table = np.asarray(items, dtype=np.int32)
+    groups = call.num_q_heads // heads
+    # Heads of a sequence lie side by side, so that their keys meet in the cache.
+    order = np.lexsort((np.tile(np.arange(groups), len(table)), np.repeat(table[:, 0], groups)))
+    table = np.repeat(table, groups, axis=0)
+    table[:, 1] = np.tile(np.arange(groups), len(items)) * heads
+    dealt = _deal(np.repeat(np.asarray(work), groups)[order], multiprocessors)
+    table = table[order]
+    starts = np.cumsum([0, *(len(d) for d in dealt)])
+    turns = None if call.rope is None else _positions(call, plan)
+    offsets = [d.offset for documents in plan.documents for d in documents]
+    return Tables(
+        "hopper",
+        config,
+        torch.from_numpy(table[np.concatenate(dealt)]).to(device),
+        torch.tensor(segments, dtype=torch.int32, device=device),
+        query_rows=_rotation(call, turns),
+        doc_rows=_rotation(call, torch.tensor(offsets)),
+        starts=torch.from_numpy(starts.astype(np.int32)).to(device),
+        tail=any(s[1] % config.block_n for s in segments),
+    )
+
+
+def _tiles(call: Call, d: Document, first: int, last: int, block_n: int) -> int:
+    """Tiles of a document that queries at positions first to last visit."""
+    high, low = d.length, 0
+    if call.causal:
+        high = min(high, last + 1 - d.offset)
+    if call.window is not None:
+        low = max(low, first + 1 - call.window - d.offset)
+    return max(0, -(-high // block_n) - low // block_n) if high > low else 0
+
+
+def _deal(cost: np.ndarray, programs: int) -> list[np.ndarray]:
+    """Items of each program: the dearest first, each to the program with the least so far."""
+    programs = min(programs, len(cost))
+    loads = [(0.0, p) for p in range(programs)]
+    dealt: list[list[int]] = [[] for _ in range(programs)]
+    for index in np.argsort(-cost, kind="stable"):
+        load, p = heapq.heappop(loads)
+        dealt[p].append(int(index))
+        heapq.heappush(loads, (load + float(cost[index]) + ITEM_COST, p))
+    return [np.asarray(d) for d in dealt]
 
 
 def _visible_keys(
