@@ -113,7 +113,7 @@ def _follows_strides(x: Tensor) -> bool:
 
 
 def hopper_tables(call: Call, plan: Plan, config: Config, multiprocessors: int) -> Tables | None:
-    """Items of the Hopper path, dealt to its programs; None if some tile of queries sees no key, or there are no queries."""
+    """Items of the Hopper path, dealt to its programs; None without items or if one sees no key."""
     heads = min(call.group_size & -call.group_size, 16)
     tokens, device = config.block_m // heads, call.q.device
     segments: list[tuple[int, int, int, int]] = []

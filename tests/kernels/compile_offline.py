@@ -70,10 +70,15 @@ def usage(kernel: Any) -> dict[str, int]:
 
 
 def attend(
-    queries: int, block: int, doc: int, kv_dtype: torch.dtype = torch.bfloat16, dim: int = 128
+    queries: int,
+    block: int,
+    doc: int,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    dim: int = 128,
+    **options: Any,
 ) -> None:
     """One call over 4096 tokens with the heads of llama-3-8b."""
-    tokens, options = 4096, {"path": "triton"}
+    tokens, options = 4096, {"path": "triton"} | options
     q = torch.empty(2, queries, 32, dim, dtype=torch.bfloat16)
     if block:
         k = torch.empty(2 * tokens // block, block, 8, dim, dtype=kv_dtype)
@@ -103,6 +108,19 @@ def main() -> None:
     attend(1, 16, 0)
     attend(1, 16, 512)
     attend(1, 16, 0, torch.float8_e4m3fn if CAPABILITY >= 89 else torch.float8_e5m2)
+    if CAPABILITY == 90:
+        hopper()
+
+
+def hopper() -> None:
+    """The Gluon kernel: each head dim, and each way to mask."""
+    paths._is_hopper = lambda call: True
+    attend(1024, 0, 0, path="hopper")
+    attend(1024, 0, 0, path="hopper", causal=False)
+    attend(1024, 0, 0, path="hopper", dim=64, window=1000)
+    attend(1024, 0, 0, path="hopper", dim=256)
+    attend(1024, 0, 512, path="hopper")
+    attend(1024, 0, 512, path="hopper", dim=64)
 
 
 if __name__ == "__main__":

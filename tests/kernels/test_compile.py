@@ -29,6 +29,9 @@ def test_kernels_compile_within_the_resources_of(capability):
 
     assert run.returncode == 0, run.stderr[-2000:]
     kernels = [json.loads(line) for line in run.stdout.splitlines()]
-    assert {k["kernel"] for k in kernels} == {"prefill_kernel", "decode_kernel", "merge_kernel"}
+    names = {"prefill_kernel", "decode_kernel", "merge_kernel"}
+    assert {k["kernel"] for k in kernels} == names | (
+        {"hopper_kernel"} if capability == 90 else set()
+    )
     assert all(k["shared"] <= SHARED_BYTES[capability] for k in kernels)
     assert all(k["spilled"] <= 64 for k in kernels)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtool.kernels.checks import check, host_plan
+from kvtool.kernels.checks import Call, check, host_plan
 from kvtool.kernels.launch import MAX_SEGMENTS, Config
-from kvtool.kernels.worklist import decode_tables, prefill_tables
+from kvtool.kernels.worklist import decode_tables, hopper_tables, prefill_tables
 
 REQUESTS = st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=50), min_size=1, max_size=4)
 
@@ -87,3 +90,50 @@ def test_the_longest_prefill_items_come_first():
 
     first_rows = tables.items[:, 2].tolist()
     assert first_rows == sorted(first_rows, reverse=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=REQUESTS,
+    queries=st.integers(1, 300),
+    heads=st.sampled_from([(4, 2), (6, 2), (32, 1), (3, 3)]),
+    programs=st.integers(1, 8),
+)
+def test_hopper_items_hold_every_query_once_and_every_document_that_it_sees(
+    requests, queries, heads, programs
+):
+    requests = [r for r in requests if sum(r) >= queries] or [[queries]]
+    call = contiguous(requests, queries, heads)
+    plan = host_plan(call, "triton")
+    packed = min(call.group_size & -call.group_size, 16)
+
+    tables = hopper_tables(call, plan, Config(128, 128, 2, 4), programs)
+
+    rows = []
+    for b, head, t0, count, start, first, segments, length in tables.items.tolist():
+        last = min(t0 + 128 // packed, count)
+        rows += [(b, h, t) for h in range(head, head + packed) for t in range(t0, last)]
+        seen = [d for d in plan.documents[b] if d.length and d.offset < start + last]
+        mine = tables.segments[first : first + segments].tolist()
+        assert [m[:3] for m in mine] == [[d.row, d.length, d.offset] for d in reversed(seen)]
+        assert mine[0][1] == length
+    shape = len(requests), heads[0], queries
+    assert sorted(rows) == list(itertools.product(*map(range, shape)))
+    starts = tables.starts.tolist()
+    assert starts[0] == 0
+    assert starts[-1] == len(tables.items)
+    assert all(n > 0 for n in np.diff(starts))
+
+
+def contiguous(requests: list[list[int]], queries: int, heads: tuple[int, int]) -> Call:
+    width = max(map(len, requests))
+    lens = torch.tensor([r + [0] * (width - len(r)) for r in requests], dtype=torch.int32)
+    cache = torch.zeros(len(requests), int(lens.sum(1).max()), heads[1], 64)
+    return check(
+        torch.zeros(len(requests), queries, heads[0], 64),
+        cache,
+        cache,
+        kv_lens=lens.sum(1).int(),
+        doc_lens=lens,
+        doc_offsets=(lens.cumsum(1) - lens).int(),
+    )
